@@ -1,6 +1,6 @@
 //! Plan files: JSON that contains the plan with its model and machine.
 
-use crate::{ExpectedError, Gain, Knobs, Outcome, OutcomeStatus, Placement, Plan, StageFile, System};
+use crate::{ExpectedError, Gain, Knobs, MemoryParts, Outcome, OutcomeStatus, Placement, Plan, StageFile, System};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
@@ -68,6 +68,11 @@ pub struct PlanFile {
     /// is read.
     #[serde(default)]
     pub peak_bytes: BTreeMap<String, Bytes>,
+    /// What fills each memory at its peak, by name of the memory and of the part: `weights`,
+    /// `gradients`, `optimizer-state`, `activations`, `cache`, `buffers`. The parts of a memory add up
+    /// to its peak. For information only.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub memory_parts: BTreeMap<String, MemoryParts>,
     /// The model.
     pub model: Embedded,
     /// The machine.
@@ -146,6 +151,11 @@ impl Plan {
                 .peaks()
                 .into_iter()
                 .map(|(memory, peak)| (self.hardware.memories()[memory].name.clone(), peak))
+                .collect(),
+            memory_parts: self
+                .memory_parts()
+                .into_iter()
+                .map(|(memory, parts)| (self.hardware.memories()[memory].name.clone(), parts))
                 .collect(),
             model: Embedded { name: self.model.name().into(), toml: self.model.to_toml() },
             hardware: Embedded { name: self.hardware.name().into(), toml: self.hardware.to_toml() },

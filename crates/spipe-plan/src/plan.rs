@@ -80,8 +80,11 @@ pub struct Plan {
     pub(crate) cost: CostTable,
     pub(crate) placement: Placement,
     pub(crate) outcome: Option<Outcome>,
-    simulated_peaks: BTreeMap<MemoryId, Bytes>,
+    simulated_peaks: BTreeMap<MemoryId, (Bytes, MemoryParts)>,
 }
+
+/// The bytes of a memory by part, such as `weights` and `activations`.
+pub type MemoryParts = BTreeMap<String, Bytes>;
 
 impl Plan {
     /// Checks `placement` and joins it to the model, the machine and the workload.
@@ -129,8 +132,8 @@ impl Plan {
         self
     }
 
-    /// The same plan with the simulated peak of each memory.
-    pub fn with_simulated_peaks(mut self, peaks: BTreeMap<MemoryId, Bytes>) -> Self {
+    /// The same plan with the simulated peak of each memory and its parts.
+    pub fn with_simulated_peaks(mut self, peaks: BTreeMap<MemoryId, (Bytes, MemoryParts)>) -> Self {
         self.simulated_peaks = peaks;
         self
     }
@@ -163,11 +166,30 @@ impl Plan {
         let counted = footprint(&self.context(), &self.placement);
         let mut peaks: BTreeMap<MemoryId, Bytes> =
             counted.iter().map(|(memory, stages)| (*memory, total(stages))).collect();
-        for (memory, simulated) in &self.simulated_peaks {
+        for (memory, (simulated, _)) in &self.simulated_peaks {
             let peak = peaks.entry(*memory).or_default();
             *peak = (*peak).max(*simulated);
         }
         peaks
+    }
+
+    /// The parts of the peak of each simulated memory; they add up to [`peaks`](Self::peaks). Where the
+    /// footprint counts more than the simulation holds, the rest is room for copies that may be late:
+    /// it is part of `buffers`.
+    pub fn memory_parts(&self) -> BTreeMap<MemoryId, MemoryParts> {
+        let peaks = self.peaks();
+        let simulated = self.simulated_peaks.iter().map(|(memory, (_, parts))| {
+            let mut parts = parts.clone();
+            let sum: Bytes = parts.values().copied().sum();
+            let rest = peaks.get(memory).map_or(Bytes::ZERO, |peak| peak.saturating_sub(sum));
+            if rest > Bytes::ZERO {
+                *parts.entry("buffers".into()).or_default() += rest;
+            }
+            (*memory, parts)
+        });
+        let counted = peaks.iter().map(|(memory, peak)| (*memory, MemoryParts::from([("buffers".into(), *peak)])));
+        // Later entries replace earlier ones: a memory that no simulation has used holds buffers alone.
+        if self.simulated_peaks.is_empty() { BTreeMap::new() } else { counted.chain(simulated).collect() }
     }
 
     /// Model, machine and costs.

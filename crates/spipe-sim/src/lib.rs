@@ -29,6 +29,6 @@ mod transfer;
 mod why;
 
 pub use options::{Iterations, Options};
-pub use report::Simulation;
+pub use report::{Parts, Simulation};
 pub use simulate::{is_ok, iteration_time, iteration_time_within, simulate, simulate_explained, waits};
 pub use transfer::{Transfer, TransferError, transfers};

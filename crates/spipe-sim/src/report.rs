@@ -25,7 +25,12 @@ pub struct Simulation {
     pub steady: bool,
     /// The number of simulated actions, over all iterations.
     pub actions: u64,
+    /// What each memory holds at its peak, by memory and by part; the parts add up to the peak.
+    pub parts: Parts,
 }
+
+/// Bytes by memory and part, such as `gpu0` and `weights`.
+pub type Parts = BTreeMap<String, BTreeMap<&'static str, Bytes>>;
 
 pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'_>, end: &End) -> Simulation {
     let (steady, status) = match end {
@@ -48,6 +53,7 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
     };
     let idle = idle_intervals(&lanes, &spans, window);
     let shape = program.shape();
+    let (memories, parts) = memories(program, &engine.memories, origin, origin + window);
     let trace = Trace {
         format_version: FORMAT_VERSION,
         name: shape.name.clone(),
@@ -61,10 +67,10 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
         spans,
         arrows,
         idle,
-        memories: memories(program, &engine.memories, origin, origin + window),
+        memories,
         explanation: None,
     };
-    Simulation { trace, steady, actions: engine.simulated }
+    Simulation { trace, steady, actions: engine.simulated, parts }
 }
 
 /// The period of a run:
@@ -169,8 +175,8 @@ fn span(program: &Program, lane: LaneId, action: ActionId, (start, end): (SimTim
 }
 
 /// The tracks of all memories that are ever used, from `start` to `end`, with times relative to
-/// `start`.
-fn memories(program: &Program, memories: &Memories, start: SimTime, end: SimTime) -> Vec<MemoryTrack> {
+/// `start`, and the parts of each at its peak.
+fn memories(program: &Program, memories: &Memories, start: SimTime, end: SimTime) -> (Vec<MemoryTrack>, Parts) {
     let mut curves: IdVec<MemoryId, Curve> = program.memories().iter().map(|_| Curve::default()).collect();
     for (buffer, this) in program.buffers().enumerate() {
         curves[this.memory].held += this.bytes * u64::from(memories.before[buffer.index()]);
@@ -194,7 +200,7 @@ fn memories(program: &Program, memories: &Memories, start: SimTime, end: SimTime
     count(changes().filter(until_peak), &mut held);
     let mut holders = holders(program, &held);
     let named = curves.into_iter().zip(tops).zip(program.memories().enumerate());
-    named
+    let tracks = named
         .filter_map(|((curve, top), (id, memory))| {
             let top = top.filter(|top| top.bytes > Bytes::ZERO)?;
             Some(MemoryTrack {
@@ -205,7 +211,19 @@ fn memories(program: &Program, memories: &Memories, start: SimTime, end: SimTime
                 samples: curve.samples,
             })
         })
-        .collect()
+        .collect();
+    (tracks, parts(program, &held))
+}
+
+/// The bytes of each part of each memory, when `held` instances of each buffer are held.
+fn parts(program: &Program, held: &[u32]) -> Parts {
+    let mut parts = Parts::new();
+    for (buffer, this) in program.buffers().enumerate().filter(|(buffer, _)| held[buffer.index()] > 0) {
+        let memory = program.memories()[this.memory].name.clone();
+        let bytes = this.bytes * u64::from(held[buffer.index()]);
+        *parts.entry(memory).or_default().entry(this.content.part()).or_default() += bytes;
+    }
+    parts
 }
 
 /// The bytes of one memory over time. All changes at one instant make one sample.

@@ -107,6 +107,32 @@ fn copies_share_a_switch_and_delay_nothing() {
     assert!(refusal.contains("hint: offload at most 2"), "{refusal}");
 }
 
+/// Where copies take as long as computing, offloading more chunks never holds more: the largest peak
+/// does not grow with the chunks, over devices, chunks and ratios. 16 devices, 4 chunks, 64
+/// microbatches once held 8 with 3 chunks offloaded and 14 with all 4.
+#[test]
+fn offloading_more_never_holds_more() {
+    let unit = times(1.0, 1.0, 1.0, 0.0);
+    let few = [1, 2, 3, 5, 8].into_iter().flat_map(|d| [2, 3, 4].map(|v| (d, v, 3 * d)));
+    let shapes = few.chain([(16, 4, 64), (4, 6, 8)]);
+    for (d, v, m) in shapes {
+        let ratios: &[f64] = if d == 16 { &[1.0] } else { &[0.8, 1.0, 1.4] };
+        for ratio in ratios.iter().copied() {
+            let mut before = usize::MAX;
+            for chunks in 0..=v {
+                let offloading = offloaded([d, v, m], &unit, chunks, copy(ratio, &unit)).unwrap();
+                let (_, peaks) = run_offloaded(&offloading, &unit);
+                let most = peaks.into_iter().max().unwrap();
+                assert!(
+                    most <= before,
+                    "{d} {v} {m} {ratio}: {most} with {chunks} chunks offloaded, {before} with one less"
+                );
+                before = most;
+            }
+        }
+    }
+}
+
 fn no_two_copies_meet(trace: &Trace, name: &str) {
     let copies: Vec<_> =
         trace.spans.iter().filter(|span| trace.lanes[span.lane.index()].role == LaneRole::Channel).collect();
