@@ -1,52 +1,35 @@
 //! Input: models, profiles, plans and traces by path, or by the name of a shipped file.
 
-use crate::Failure;
-use spipe_base::{Bytes, Diagnostic, Position, Seconds};
+pub use crate::text_files::{bytes, text};
+use crate::{Failure, model_files};
+use spipe_base::{Diagnostic, Position, Seconds};
 use spipe_cost::Mode;
 use spipe_hardware::{Hardware, Provenance, Runtime};
 use spipe_model::{Architecture, Model};
 use spipe_plan::{Plan, System};
 use spipe_trace::{ReadTraceError, Trace};
-use std::{io::Read, time::Duration};
+use std::time::Duration;
 
 /// The largest time limit.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// The most bytes that are read from a pipe or a device, which may have no end: 1 GiB.
-const LONGEST_STREAM: u64 = 1 << 30;
-
-/// The text of a file, or of stdin for `-`.
-pub fn text(path: &str) -> Result<String, Failure> {
-    String::from_utf8(bytes(path)?).map_err(|error| {
-        let offset = error.utf8_error().valid_up_to();
-        Failure::input(Diagnostic::error(format!("`{path}` is not UTF-8 text: byte {offset} is invalid")))
-    })
-}
-
-/// The bytes of a file, or of stdin for `-`.
-pub fn bytes(path: &str) -> Result<Vec<u8>, Failure> {
-    if path == "-" {
-        let mut bytes = Vec::new();
-        std::io::stdin().read_to_end(&mut bytes).map_err(|error| Failure::file("stdin", "read", &error))?;
-        return Ok(bytes);
-    }
-    let fail = |error: std::io::Error| Failure::file(path, "read", &error);
-    if std::fs::metadata(path).map_err(fail)?.is_file() {
-        return std::fs::read(path).map_err(fail);
-    }
-    let mut bytes = Vec::new();
-    let stream = std::fs::File::open(path).map_err(fail)?;
-    stream.take(LONGEST_STREAM + 1).read_to_end(&mut bytes).map_err(fail)?;
-    if bytes.len() as u64 > LONGEST_STREAM {
-        let message = format!("`{path}` has more than {}, and may have no end", Bytes::new(LONGEST_STREAM));
-        return Err(Failure::argument(message, "write the needed part into a file"));
-    }
-    Ok(bytes)
-}
-
-/// A model by path or name.
+/// A model by path or name: a model file, a config in JSON, or a folder with one.
 pub fn model(given: &str) -> Result<Model, Failure> {
+    model_part(given, None)
+}
+
+/// The same; `part` is the name of a part of a pipeline of models.
+pub fn model_part(given: &str, part: Option<&str>) -> Result<Model, Failure> {
+    if std::path::Path::new(given).is_dir() || given.ends_with("model_index.json") {
+        return model_files::folder(given, part).map(model_files::with_remarks);
+    }
+    if let Some(part) = part {
+        return Err(model_files::no_parts(given, part));
+    }
     let (file, text) = find(given, "model", spipe_model::shipped())?;
+    if model_files::is_json(&text) {
+        return model_files::config(&file, &text).map(model_files::with_remarks);
+    }
     Ok(Model::from_toml(&file, &text)?)
 }
 

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! args ─► commands ─┬─ input         models, profiles, plans and traces, by path or shipped name
+//!                   │                (model_files: configs and folders of Hugging Face)
 //!                   ├─ market        parts and prices
 //!                   ├─ planning      the search for a plan, and questions that need several searches
 //!                   ├─ explaining    changes and pitfalls of a plan, judged by the simulator
@@ -21,15 +22,18 @@ mod executors;
 mod exporting;
 mod explaining;
 mod failure;
+mod first_tries;
 mod idle;
 mod input;
 mod interrupt;
 mod market;
+mod model_files;
 mod output;
 mod planning;
 mod report;
 mod running;
 mod tables;
+mod text_files;
 
 pub use failure::Failure;
 
@@ -37,7 +41,7 @@ use std::{panic::AssertUnwindSafe, process::ExitCode};
 
 /// Runs the command line of this process.
 pub fn main() -> ExitCode {
-    let (args, given) = args::Args::read();
+    let (args, given) = args::Args::read().unwrap_or_else(|error| first_tries::refuse(&error));
     output::start_log(args.verbose);
     // The panic has printed its message, and none of its data is used again.
     let result = std::panic::catch_unwind(AssertUnwindSafe(|| commands::run(&args, &given)));

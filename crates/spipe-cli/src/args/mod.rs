@@ -56,13 +56,13 @@ pub struct Args {
 }
 
 impl Args {
-    /// Reads the command line of this process, or ends the process with clap's message.
-    pub fn read() -> (Self, Given) {
-        let matches = Self::command().get_matches();
-        match Self::from_arg_matches(&matches) {
-            Ok(args) => (args, Given::of(&matches)),
-            Err(error) => error.exit(),
-        }
+    /// Reads the command line of this process.
+    ///
+    /// # Errors
+    /// Clap's message: a refusal, or the help or version that was asked for.
+    pub fn read() -> Result<(Self, Given), clap::Error> {
+        let matches = Self::command().try_get_matches()?;
+        Self::from_arg_matches(&matches).map(|args| (args, Given::of(&matches)))
     }
 }
 

@@ -17,8 +17,11 @@ pub enum Model {
 /// A model and a batch.
 #[derive(Debug, Group)]
 pub struct ModelShow {
-    /// A model file, or the name of a shipped model
+    /// A model file, a Hugging Face config or its folder, or the name of a shipped model
     pub model: String,
+    /// The part of a folder with a model_index.json; without it, the parts are listed
+    #[arg(long)]
+    pub component: Option<String>,
     /// Tokens per sequence; the model's own if not given
     #[arg(long)]
     pub seq_len: Option<u64>,
@@ -33,8 +36,11 @@ pub struct ModelShow {
 /// A Hugging Face config.
 #[derive(Debug, Group)]
 pub struct ModelImport {
-    /// The config.json
+    /// The config.json, or its folder
     pub config: String,
+    /// The part of a folder with a model_index.json
+    #[arg(long)]
+    pub component: Option<String>,
     /// The model file to write, - for stdout
     #[arg(short, long)]
     pub output: String,

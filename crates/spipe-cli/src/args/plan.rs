@@ -9,9 +9,12 @@ use spipe_model::{Precision, Recompute};
 /// A plan to find.
 #[derive(Debug, Group)]
 pub struct Plan {
-    /// A model file, or the name of a shipped model
+    /// A model file, a Hugging Face config or its folder, or the name of a shipped model
     #[arg(long, required_unless_present = "improve")]
     pub model: Option<String>,
+    /// The part of the model, if it is a folder with a model_index.json, such as unet
+    #[arg(long)]
+    pub component: Option<String>,
     /// A hardware profile, or the name of a shipped one
     #[arg(long, required_unless_present = "improve")]
     pub hardware: Option<String>,
@@ -28,7 +31,7 @@ pub struct Plan {
     pub head_room: Option<String>,
     /// A plan file to improve, with its model, machine and workload
     #[arg(long, conflicts_with_all = [
-        "model", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
+        "model", "component", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
         "materialised_attention", "freeze",
     ])]
     pub improve: Option<String>,
@@ -88,6 +91,9 @@ pub struct Plan {
     /// Threads to search with, at most one per core; all cores if not given
     #[arg(long)]
     pub threads: Option<usize>,
+    /// A picture of what fills each memory, .svg or .png
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<String>,
     /// The plan to write, - for stdout
     #[arg(short, long)]
     pub output: Option<String>,
@@ -103,7 +109,7 @@ pub enum Baseline {
 /// A model on several GPUs.
 #[derive(Debug, Group)]
 pub struct TensorData {
-    /// A model file, or the name of a shipped model
+    /// A model file, a Hugging Face config or its folder, or the name of a shipped model
     #[arg(long)]
     pub model: String,
     /// A hardware profile, or the name of a shipped one

@@ -37,6 +37,11 @@ pub struct Schedule {
     /// Time of the forward of one stage
     #[arg(long, default_value = "1 ms")]
     pub forward: Seconds,
+    /// Times of each stage in place of --forward, --backward-input and --backward-weight: CSV with the
+    /// header forward,backward-input,backward-weight and a line like 1 ms,1 ms,0.5 ms per stage, in
+    /// model order
+    #[arg(long, value_name = "FILE")]
+    pub stage_times: Option<String>,
     /// Forward stages of each device: 2 if not given (spipe), 1 (mobius)
     #[arg(long)]
     pub forward_chunks: Option<usize>,

@@ -4,7 +4,9 @@ use crate::{
     Failure, args,
     args::{Format, Given},
     idle::Idle,
-    input, output,
+    input,
+    model_files::{self, Part},
+    output,
     output::Target,
     tables::table,
 };
@@ -36,6 +38,28 @@ struct Shown {
     forward_flops: f64,
     backward_flops: f64,
     layers: Vec<ShownLayer>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    components: Vec<Part>,
+}
+
+/// The parts of a pipeline of models.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Parts<'a> {
+    format_version: u32,
+    name: &'a str,
+    components: &'a [Part],
+}
+
+fn list_parts(name: &str, parts: &[Part], format: Format) -> Result<(), Failure> {
+    let mut rows = table(&["component", "class", "library", "parameters"], &[3]);
+    for part in parts {
+        let size = part.parameters.map_or_else(|| "unknown".into(), grouped);
+        rows.add_row(vec![part.component.clone(), part.class.clone(), part.library.clone(), size]);
+    }
+    let read = parts.iter().find(|part| part.parameters.is_some_and(|parameters| parameters > 0));
+    let hint = read.map(|part| format!("Show one with `--component {}`.\n", part.component)).unwrap_or_default();
+    output::report(format, &format!("{rows}\n{hint}"), &Parts { format_version: 1, name, components: parts })
 }
 
 #[derive(Serialize)]
@@ -56,7 +80,11 @@ struct ShownLayer {
 }
 
 fn show(what: &args::ModelShow, format: Format) -> Result<(), Failure> {
-    let model = input::model(&what.model)?;
+    let parts = model_files::parts(&what.model).transpose()?;
+    if let (Some(parts), None) = (&parts, &what.component) {
+        return list_parts(&what.model, parts, format);
+    }
+    let model = input::model_part(&what.model, what.component.as_deref())?;
     let seq_len = input::seq_len(&model, what.seq_len)?;
     if seq_len == 0 || what.microbatch == 0 {
         return Err(Failure::argument("a batch of zero tokens has no cost", "use at least one"));
@@ -73,6 +101,7 @@ fn show(what: &args::ModelShow, format: Format) -> Result<(), Failure> {
         forward_flops: layers.iter().map(|layer| layer.forward_flops).sum(),
         backward_flops: layers.iter().map(|layer| layer.backward_flops).sum(),
         layers,
+        components: parts.unwrap_or_default(),
     };
     output::report(format, &human(&model, &data), &data)
 }
@@ -143,15 +172,17 @@ fn named(run: LayerRange, data: &Shown) -> String {
 fn import(what: &args::ModelImport, given: &Given) -> Result<(), Failure> {
     Idle::among(given).options(&["format"], "to a model file", "leave it out").refuse()?;
     let target = Target::beside(&what.output, &[&what.config])?;
-    let text = input::text(&what.config)?;
-    let imported = spipe_model::Model::from_hugging_face(&what.config, &text)?;
-    if !imported.warnings.is_empty() {
-        output::talk(&imported.warnings.to_string());
-    }
-    target.write(imported.model.to_toml().as_bytes())?;
+    let folder = std::path::Path::new(&what.config).is_dir() || what.config.ends_with("model_index.json");
+    let imported = match (folder, &what.component) {
+        (true, part) => model_files::folder(&what.config, part.as_deref())?,
+        (false, Some(part)) => return Err(model_files::no_parts(&what.config, part)),
+        (false, None) => model_files::config(&what.config, &input::text(&what.config)?)?,
+    };
+    let model = model_files::with_remarks(imported);
+    target.write(model.to_toml().as_bytes())?;
     if what.output != "-" {
-        let parameters = grouped(imported.model.parameters());
-        output::talk(&format!("{}: {parameters} parameters, written to {}", imported.model.name(), what.output));
+        let parameters = grouped(model.parameters());
+        output::talk(&format!("{}: {parameters} parameters, written to {}", model.name(), what.output));
     }
     Ok(())
 }

@@ -39,6 +39,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let threads = what.threads.map_or_else(planning::cores, |threads| threads.min(planning::cores()));
     let inputs: Vec<&str> = what.model.as_deref().into_iter().chain(what.hardware.as_deref()).collect();
     let target = what.output.as_deref().map(|path| Target::beside(path, &inputs)).transpose()?;
+    let plot = what.plot.as_deref().map(report::fill::Plot::open).transpose()?;
     let task = Task::new(what)?;
     let whose = (&task.model, &task.hardware, task.template.mode);
     let pinned = pins::read(&what.pin, (&what.system, &what.microbatch), whose)?;
@@ -91,6 +92,9 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let full = spipe_plan::fullness_remarks(&found.plan);
     for remark in remarks.into_iter().flatten().chain(full) {
         output::talk(&remark.to_string());
+    }
+    if let Some(plot) = plot {
+        plot.write(&found.plan)?;
     }
     let json = found.plan.to_json();
     let to_stdout = matches!(target, Some(Target::Stdout));

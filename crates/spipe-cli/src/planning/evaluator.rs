@@ -2,10 +2,11 @@
 
 use crate::Failure;
 use spipe_base::{Bytes, MemoryId, SimTime};
-use spipe_plan::{Context, Placement, Plan, check};
+use spipe_plan::{Context, MemoryParts, Placement, Plan, check};
 use spipe_planner::Evaluator as _;
 use spipe_schedule::{Program, lower};
 use spipe_sim::{Options, Simulation, is_ok, iteration_time, iteration_time_within, simulate};
+use spipe_trace::MemoryTrack;
 use std::collections::BTreeMap;
 
 /// Evaluates placements of one model on one machine under one workload.
@@ -36,11 +37,16 @@ impl<'a> Evaluator<'a> {
         Some(simulate(&self.program(placement)?, &Options::default())).filter(is_ok)
     }
 
-    /// The simulated peak of each memory that is used.
-    pub fn peaks(&self, placement: &Placement) -> Result<BTreeMap<MemoryId, Bytes>, Failure> {
-        let trace = simulate(&lower(&self.context, placement)?, &Options::default()).trace;
-        let tracks = trace.memories.iter().filter(|track| track.peak > Bytes::ZERO);
-        Ok(tracks.filter_map(|track| Some((self.context.hardware.memory(&track.name)?, track.peak))).collect())
+    /// The simulated peak of each memory that is used, and its parts by name.
+    pub fn peaks(&self, placement: &Placement) -> Result<BTreeMap<MemoryId, (Bytes, MemoryParts)>, Failure> {
+        let simulation = simulate(&lower(&self.context, placement)?, &Options::default());
+        let tracks = simulation.trace.memories.iter().filter(|track| track.peak > Bytes::ZERO);
+        let named = |track: &MemoryTrack| {
+            let parts = simulation.parts.get(&track.name).into_iter().flatten();
+            let parts = parts.map(|(part, bytes)| ((*part).to_owned(), *bytes)).collect();
+            Some((self.context.hardware.memory(&track.name)?, (track.peak, parts)))
+        };
+        Ok(tracks.filter_map(named).collect())
     }
 }
 

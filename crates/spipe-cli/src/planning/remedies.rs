@@ -9,7 +9,7 @@ use super::{Request, fits::fits, refusal};
 use crate::Failure;
 use spipe_base::{Bytes, Diagnostic, MemoryId};
 use spipe_cost::Workload;
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, MemoryKind};
 use spipe_plan::System;
 use spipe_planner::{Fit, Pins, PlanError, Refused, Remedy, listed, remedies};
 use std::time::{Duration, Instant};
@@ -54,7 +54,17 @@ pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Fai
     };
     let diagnostic = Diagnostic::error(message);
     let hint = if ways.is_empty() { refusal::hint(error).map(str::to_owned) } else { Some(ways.join(", or ")) };
-    Failure::Infeasible(hint.into_iter().fold(diagnostic, Diagnostic::hint))
+    let short = !memories.is_empty() || matches!(error, PlanError::Infeasible { missing: Some(_), .. });
+    let hint = hint.into_iter().chain(drives(hardware).filter(|_| short)).collect::<Vec<_>>().join("; ");
+    Failure::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
+}
+
+/// The drives of a machine that lacks memory: plans keep nothing on them.
+fn drives(hardware: &Hardware) -> Option<String> {
+    let drives = hardware.memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);
+    let words: Vec<String> = drives.map(|drive| format!("`{}` ({})", drive.name, drive.capacity)).collect();
+    let (verb, they) = if words.len() == 1 { ("is", "it") } else { ("are", "them") };
+    (!words.is_empty()).then(|| format!("{} {verb} left out: plans keep nothing on {they}", words.join(", ")))
 }
 
 /// The memories to enlarge, with the bytes that each needs more: among GPUs and among hosts, the

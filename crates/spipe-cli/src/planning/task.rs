@@ -43,7 +43,8 @@ impl Task {
             });
         }
         let given = |value: &Option<String>| value.clone().unwrap_or_default();
-        Self::on(what, input::model(&given(&what.model))?, input::hardware(&given(&what.hardware))?)
+        let model = input::model_part(&given(&what.model), what.component.as_deref())?;
+        Self::on(what, model, input::hardware(&given(&what.hardware))?)
     }
 
     /// The task on this model and machine, whatever the options name.
@@ -51,6 +52,10 @@ impl Task {
         let model = frozen(model, &what.freeze)?;
         let hardware = input::part(hardware, &what.devices)?;
         let mode = input::mode(&model, what.mode)?;
+        if mode == Mode::Train && model.layers().iter().all(|layer| !layer.trains) {
+            let message = format!("all layers of `{}` are frozen: there is nothing to train", model.name());
+            return Err(Failure::argument(message, "leave a layer unfrozen, or plan with `--mode infer`"));
+        }
         let global_batch = match (what.global_batch, what.solve_for) {
             (Some(given), _) => given,
             (None, Some(Unknown::GlobalBatch)) => 1,

@@ -3,6 +3,7 @@
 pub mod calibration;
 pub mod comparison;
 pub mod explanation;
+pub mod fill;
 pub mod fit;
 pub mod pareto;
 pub mod picture;

@@ -83,7 +83,7 @@ fn by_microbatches(read: &Rows<Measured>) -> Result<Vec<Cell>, Faults> {
             let rate = row.parameters as f64 / (fit.step * row.stages[1] as f64) / 1e6;
             let fitted = [
                 format!("{:.2} ms per stage, {:+.0} ms", fit.stage, fit.constant),
-                format!("{rate:.2} Gparam/s, {:+.0} ms", fit.rest),
+                format!("{}, {:+.0} ms", optimizer_rate(rate), fit.rest),
             ];
             cells.extend(pair(row, predict(row, &fit)?, fitted));
         }
@@ -122,11 +122,25 @@ fn by_rates(read: &Rows<Measured>) -> Result<Vec<Cell>, Faults> {
         let (_, iteration) = span(row, &StreamedTimes { step, ..times })?;
         let fitted = [
             format!("{:.1} TFLOP/s, one link of {:.2} GB/s", work / 1e12, rates.link / 1e9),
-            format!("{:.2} Gparam/s", 1e-6 / per_parameter),
+            optimizer_rate(1e-6 / per_parameter),
         ];
         cells.extend(pair(row, (gpu, iteration), fitted));
     }
     Ok(cells)
+}
+
+/// The fastest optimizer that a fit is believed, in Gparam/s: AdamW moves 28 bytes per parameter, and
+/// no memory of 2026 moves 28 TB/s.
+const FASTEST_OPTIMIZER: f64 = 1000.0;
+
+/// A fitted rate in Gparam/s in words. Rows whose iteration ends with their GPU part do not determine
+/// it.
+fn optimizer_rate(rate: f64) -> String {
+    if rate > 0.0 && rate <= FASTEST_OPTIMIZER {
+        format!("{rate:.2} Gparam/s")
+    } else {
+        "a rate of the optimizer that the rows do not determine".into()
+    }
 }
 
 /// The two cells of a row: GPU part and iteration.
@@ -244,4 +258,17 @@ fn too_few(rows: &[&Row]) -> Faults {
     Diagnostic::error(format!("rows of `{name}` cannot be fitted: two with different microbatches are needed"))
         .hint("mark two of them with use = \"fit\"")
         .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::optimizer_rate;
+
+    #[test]
+    fn rates_that_rows_do_not_determine_are_not_printed() {
+        assert_eq!(optimizer_rate(2.5), "2.50 Gparam/s");
+        for rate in [69_231_830_520.78, f64::INFINITY, f64::NAN, -3.0, 0.0] {
+            assert!(optimizer_rate(rate).contains("do not determine"), "{rate}");
+        }
+    }
 }

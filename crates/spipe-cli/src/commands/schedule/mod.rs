@@ -3,6 +3,7 @@
 mod options;
 mod orders;
 mod rounds;
+mod times;
 
 use crate::{
     Failure, args,
@@ -25,11 +26,10 @@ pub fn run(what: &args::Schedule, given: &Given, format: Format) -> Result<(), F
         let order = rounds::order(&program);
         return show(what, format, &program, (order, steady));
     }
-    let times = times(what)?;
+    let times = times::Times::given(what)?;
     let chosen = orders::chosen(what, &times)?;
     let program = chosen.program(&what.system, &times)?;
-    let order = chosen.order().devices().iter();
-    let order = order.map(|tokens| tokens.iter().map(ToString::to_string).collect()).collect();
+    let order = chosen.order().words();
     show(what, format, &program, (order, None))
 }
 
@@ -46,23 +46,6 @@ fn show(
     }
     let data = Data { steady_unit_ms: steady, ..Data::of(order, program, &trace) };
     output::report(format, &human(&data, &trace), &data)
-}
-
-fn times(what: &args::Schedule) -> Result<StageTimes, Failure> {
-    let share = what.weight_grad_memory;
-    if !(0.0..=1.0).contains(&share) {
-        return Err(Failure::argument(
-            format!("`--weight-grad-memory {share}` is not between 0 and 1"),
-            "it is the share of an activation that is kept until the backward-weight",
-        ));
-    }
-    Ok(StageTimes {
-        forward: SimTime::from_seconds(what.forward),
-        backward_input: SimTime::from_seconds(what.backward_input),
-        backward_weight: SimTime::from_seconds(what.backward_weight),
-        latency: SimTime::from_seconds(what.latency),
-        weight_gradient_memory: (share * StageTimes::UNIT.as_f64()).round() as u64,
-    })
 }
 
 #[derive(Serialize)]

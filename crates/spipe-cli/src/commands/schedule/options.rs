@@ -6,7 +6,7 @@ use crate::{Failure, args, args::Given, idle::Idle};
 /// The options of the shape.
 const SHAPE: [&str; 2] = ["devices", "microbatches"];
 /// The times of a stage.
-const TIMES: [&str; 4] = ["forward", "backward-input", "backward-weight", "latency"];
+const TIMES: [&str; 5] = ["forward", "backward-input", "backward-weight", "latency", "stage-times"];
 /// The options of SPipe and Mobius beside the shape.
 const ROUNDS: [&str; 6] =
     ["forward", "backward", "backward-input", "backward-weight", "forward-chunks", "backward-chunks"];
@@ -35,6 +35,12 @@ pub fn check(what: &args::Schedule, given: &Given) -> Result<(), Failure> {
             what.backward.is_some() && read.contains(&"backward"),
             &["backward-input", "backward-weight"],
             "beside `--backward`",
+            "leave out one of the two",
+        )
+        .options_if(
+            what.stage_times.is_some() && read.contains(&"stage-times"),
+            &["forward", "backward-input", "backward-weight"],
+            "beside `--stage-times`",
             "leave out one of the two",
         )
         .refuse()

@@ -1,10 +1,13 @@
 //! The orders of systems.
 
+use super::times::Times;
 use crate::{Failure, args, input, output};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds, SimTime};
+use spipe_plan::System as Planned;
 use spipe_schedule::{
-    Offloading, Order, Program, StageTimes, automatic, bare, bare_offloaded, gis, gis_warning, gpipe, interleaved,
-    offloaded, one_forward_one_backward, v_half, v_min, zb_h1, zb_h2, zb_v,
+    Offloading, Order, Program, Skipped, StageTimes, automatic, bare, bare_offloaded, bare_offloaded_with_stage_times,
+    bare_with_stage_times, gis, gis_warning, gpipe, interleaved, offloaded, offloaded_with_stage_times,
+    one_forward_one_backward, v_half, v_min, v_of_stages, zb_h1, zb_h2, zb_v,
 };
 
 /// The most microbatches of all devices: this number is ordered and simulated within a minute.
@@ -31,21 +34,28 @@ impl Chosen {
     }
 
     /// The program of the schedule.
-    pub fn program(&self, name: &str, times: &StageTimes) -> Result<Program, Faults> {
-        match self {
-            Self::Order(order) => bare(name, order, times),
-            Self::Offloading(offloading) => bare_offloaded(name, offloading, times),
-        }
+    pub fn program(&self, name: &str, times: &Times) -> Result<Program, Failure> {
+        // Faults of a file's order come before those of the times beside it.
+        self.order().validate()?;
+        let each = times.of_stages(self.order().stages())?;
+        Ok(match (self, each) {
+            (Self::Order(order), None) => bare(name, order, &times.typical)?,
+            (Self::Order(order), Some(each)) => bare_with_stage_times(name, order, each)?,
+            (Self::Offloading(offloading), None) => bare_offloaded(name, offloading, &times.typical)?,
+            (Self::Offloading(offloading), Some(each)) => bare_offloaded_with_stage_times(name, offloading, each)?,
+        })
     }
 }
 
 /// The schedule of `what.system`, or of a file.
-pub fn chosen(what: &args::Schedule, times: &StageTimes) -> Result<Chosen, Failure> {
+pub fn chosen(what: &args::Schedule, times: &Times) -> Result<Chosen, Failure> {
     if what.system == "custom" {
         let path = what.file.as_deref().ok_or_else(|| {
             Failure::argument("a custom schedule needs a file", "write one line per device, such as 0F0,0B0")
         })?;
-        return Ok(Chosen::Order(Order::parse(path, &input::text(path)?)?));
+        let (order, skipped) = Order::read(path, &input::text(path)?)?;
+        say(path, &skipped);
+        return Ok(Chosen::Order(order));
     }
     if what.file.is_some() {
         return Err(Failure::argument("only a custom schedule reads a file", "leave the file out"));
@@ -57,6 +67,19 @@ pub fn chosen(what: &args::Schedule, times: &StageTimes) -> Result<Chosen, Failu
         "po-f" => offloading(what, times, system.chunks(what), system.chunks(what)),
         _ => system.order(what, times).map(Chosen::Order),
     }
+}
+
+/// Says which actions of a file were skipped.
+fn say(path: &str, skipped: &Skipped) {
+    if skipped.is_empty() {
+        return;
+    }
+    let total: usize = skipped.values().sum();
+    let counts: Vec<String> = skipped.iter().map(|(name, count)| format!("{count} {name}")).collect();
+    output::talk(&format!(
+        "{path}: skipped {total} actions that take no compute time ({}); `--latency` is that of a copy",
+        counts.join(", ")
+    ));
 }
 
 /// A system with an order.
@@ -104,9 +127,14 @@ impl System {
         what.chunks.unwrap_or(self.chunks)
     }
 
-    fn order(&self, what: &args::Schedule, times: &StageTimes) -> Result<Order, Failure> {
+    fn order(&self, what: &args::Schedule, times: &Times) -> Result<Order, Failure> {
         let (devices, microbatches) = (what.devices, what.microbatches);
         let chunks = self.chunks(what);
+        let each = times.of_stages(devices.saturating_mul(chunks))?;
+        let times = &times.typical;
+        if let Some(order) = self.searched(what, each) {
+            return order;
+        }
         let order = match self.name {
             "gpipe" => Ok(gpipe(devices, microbatches)),
             "1f1b" => Ok(one_forward_one_backward(devices, microbatches, &[])),
@@ -114,8 +142,8 @@ impl System {
             "interleaved-1f1b" => interleaved(devices, chunks, microbatches),
             "zb-h1" => zb_h1(devices, microbatches),
             "zb-h2" => zb_h2(devices, microbatches),
-            "zb-1p" => return limited(what, times, devices),
-            "zb-2p" => return limited(what, times, 2 * devices),
+            "zb-1p" => return limited(what, &vec![*times; devices], devices),
+            "zb-2p" => return limited(what, &vec![*times; devices], 2 * devices),
             "zb-v" => return zb_v(devices, microbatches, times, memory_limit(what)?).map_err(infeasible),
             // Twice the memory of ZB-V: what ZB-2p has.
             "zb-v-2p" => {
@@ -136,6 +164,23 @@ impl System {
             other => return Err(Failure::Bug(format!("the order of `{other}` is missing"))),
         };
         order.map_err(Failure::Arguments)
+    }
+
+    /// The order that is searched for the times of each stage, where the system has such a search.
+    fn searched(&self, what: &args::Schedule, each: Option<&[StageTimes]>) -> Option<Result<Order, Failure>> {
+        let each = each?;
+        let v = |system| {
+            let orders = v_of_stages(system, each, what.microbatches);
+            orders.map(|(as_equal, own)| own.unwrap_or(as_equal)).map_err(Failure::Arguments)
+        };
+        match self.name {
+            "zb-1p" => Some(limited(what, each, what.devices)),
+            "zb-2p" => Some(limited(what, each, 2 * what.devices)),
+            "zb-v" if what.memory_limit.is_none() => Some(v(Planned::ZbV)),
+            "v-half" => Some(v(Planned::VHalf)),
+            "v-min" => Some(v(Planned::VMin)),
+            _ => None,
+        }
     }
 }
 
@@ -160,7 +205,9 @@ fn check_size(what: &args::Schedule) -> Faults {
 
 /// PipeOffload's schedule with `chunks` chunks per device. The number of offloaded ones is
 /// `default` if none is given.
-fn offloading(what: &args::Schedule, times: &StageTimes, default: usize, chunks: usize) -> Result<Chosen, Failure> {
+fn offloading(what: &args::Schedule, times: &Times, default: usize, chunks: usize) -> Result<Chosen, Failure> {
+    let each = times.of_stages(what.devices.saturating_mul(chunks))?;
+    let times = &times.typical;
     let ratio = what.offload_ratio.unwrap_or(1.0);
     let work = times.forward + times.backward_input + times.backward_weight;
     let copy = Seconds::new(ratio / 2.0 * work.to_seconds().get()).ok_or_else(|| {
@@ -168,14 +215,18 @@ fn offloading(what: &args::Schedule, times: &StageTimes, default: usize, chunks:
         Failure::argument(format!("`--offload-ratio {ratio}` is not a ratio"), hint)
     })?;
     let shape = [what.devices, chunks, what.microbatches];
-    let offloaded = offloaded(shape, times, what.offload_chunks.unwrap_or(default), SimTime::from_seconds(copy));
+    let (count, copy) = (what.offload_chunks.unwrap_or(default), SimTime::from_seconds(copy));
+    let offloaded = match each {
+        Some(each) => offloaded_with_stage_times(shape, each, count, copy),
+        None => offloaded(shape, times, count, copy),
+    };
     offloaded.map(Chosen::Offloading).map_err(Failure::Arguments)
 }
 
 /// The automatic schedule within the given limit, or within `activations`.
-fn limited(what: &args::Schedule, times: &StageTimes, activations: usize) -> Result<Order, Failure> {
+fn limited(what: &args::Schedule, times: &[StageTimes], activations: usize) -> Result<Order, Failure> {
     let limit = memory_limit(what)?.unwrap_or(StageTimes::UNIT * activations as u64);
-    automatic(&vec![*times; what.devices], what.microbatches, limit).map_err(infeasible)
+    automatic(times, what.microbatches, limit).map_err(infeasible)
 }
 
 /// The given limit, in the units of bare programs.
