@@ -17,7 +17,7 @@
 
 use crate::{LayerMemory, Mode, Workload, memory::output, table};
 use spipe_base::{Bytes, DeviceId, LinkId, ParamsPerSecond, Seconds};
-use spipe_hardware::{Hardware, Runtime};
+use spipe_hardware::{CollectiveKind, CollectiveRates, Constant, Hardware, Runtime};
 use spipe_model::{Layer, LayerKind, Model, Precision, Recompute};
 use std::collections::BTreeMap;
 
@@ -32,13 +32,13 @@ pub struct Parallelism {
     pub recompute: Recompute,
 }
 
-/// The cost of an iteration; the times and the runtime's constant per iteration add up to
-/// `iteration`.
+/// The cost of an iteration; the times add up to `iteration`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ParallelCost {
     /// The whole iteration.
     pub iteration: Seconds,
-    /// Forwards, recomputes and backwards on the slowest GPU.
+    /// Forwards, recomputes and backwards on the slowest GPU, and the runtime's constant per
+    /// iteration.
     pub compute: Seconds,
     /// Reductions within the groups that share layers.
     pub tensor_reductions: Seconds,
@@ -112,11 +112,20 @@ pub enum ParallelError {
 /// the bytes. A step takes as long as the slowest hop, whose links carry the hops of all rings at
 /// once.
 ///
+/// Under a runtime that asks for them, measured collectives of the machine count instead.
+///
 /// # Errors
 /// If two neighbours of a ring are not connected.
 pub fn all_reduce(hardware: &Hardware, groups: &[Vec<DeviceId>], bytes: Bytes) -> Result<Seconds, ParallelError> {
     if bytes == Bytes::ZERO {
         return Ok(Seconds::ZERO);
+    }
+    let runtime = hardware.runtime();
+    let factor = runtime.constant(Constant::Links);
+    let count = groups.iter().map(Vec::len).max().filter(|_| runtime.collectives() == CollectiveRates::Measured);
+    let measured = count.and_then(|count| hardware.collective(CollectiveKind::AllReduce, count));
+    if let Some(measured) = measured {
+        return Ok(Seconds::s(measured.time(bytes).get() / factor));
     }
     let rings = groups.iter().filter(|group| group.len() > 1);
     let hops = rings.flat_map(|group| {
@@ -137,7 +146,7 @@ pub fn all_reduce(hardware: &Hardware, groups: &[Vec<DeviceId>], bytes: Bytes) -
     let times = routes.iter().map(|(count, route)| {
         let shared = |link: &LinkId| hardware.links()[*link].bandwidth.get() / load[link] as f64;
         let cap = route.rate_cap.map(|cap| cap.get());
-        let rate = route.links.iter().map(shared).chain(cap).fold(f64::INFINITY, f64::min);
+        let rate = route.links.iter().map(shared).chain(cap).fold(f64::INFINITY, f64::min) * factor;
         let step = route.latency + Seconds::s(bytes.as_f64() / *count as f64 / rate);
         step * (2 * (count - 1)) as f64
     });
@@ -169,6 +178,7 @@ impl Parallelism {
                 optimizer = optimizer.max(Seconds::s(trained as f64 / rate.get()));
             }
         }
+        compute = compute + runtime.iteration();
         let tensor = self.groups(&gpus);
         let width = gpus
             .first()
@@ -183,7 +193,7 @@ impl Parallelism {
         let data_reduction = all_reduce(hardware, &self.replicas(&gpus), gradients)?;
         let usable = gpus.iter().map(|gpu| hardware.memories()[hardware.devices()[*gpu].memory].usable()).min();
         Ok(ParallelCost {
-            iteration: compute + tensor_reductions + data_reduction + optimizer + runtime.iteration(),
+            iteration: compute + tensor_reductions + data_reduction + optimizer,
             compute,
             tensor_reductions,
             data_reduction,

@@ -67,6 +67,8 @@ pub struct CostTable {
     times: Vec<Vec<Option<LayerTime>>>,
     memories: Vec<Vec<LayerMemory>>,
     optimizer_rates: IdVec<DeviceId, ParamsPerSecond>,
+    /// The host's time to launch the kernels of a step; zero on sockets and emulated devices.
+    optimizer_launches: IdVec<DeviceId, Seconds>,
     storage: IdVec<DeviceId, Precision>,
     bandwidths: IdVec<DeviceId, BytesPerSecond>,
 }
@@ -89,6 +91,11 @@ impl CostTable {
                 .devices()
                 .iter()
                 .map(|device| optimizer_rate(device, workload, hardware.runtime()))
+                .collect(),
+            optimizer_launches: hardware
+                .devices()
+                .iter()
+                .map(|device| step_launches(device, hardware.runtime()))
                 .collect(),
             storage: hardware.devices().iter().map(|device| storage(device, workload.precision)).collect(),
             bandwidths: hardware.devices().iter().map(|device| device.memory_bandwidth).collect(),
@@ -201,7 +208,7 @@ impl CostTable {
 
     /// Returns the time of an optimizer step on `parameters` in the memory of `device`.
     pub fn optimizer_time(&self, parameters: u64, device: DeviceId) -> Seconds {
-        Seconds::s(parameters as f64 / self.optimizer_rates[device].get())
+        Seconds::s(parameters as f64 / self.optimizer_rates[device].get()).max(self.optimizer_launches[device])
     }
 
     /// Returns the time to add `bytes` of gradients to an accumulator on `device`: two reads and
@@ -242,6 +249,11 @@ pub(crate) fn optimizer_rate(device: &Device, workload: &Workload, runtime: &Run
         }
     };
     ParamsPerSecond::new(rate.get() * runtime.constant(Constant::Optimizer)).unwrap_or(rate)
+}
+
+/// Returns the host's time to launch the kernels of an optimizer step on `device`.
+fn step_launches(device: &Device, runtime: &Runtime) -> Seconds {
+    if device.is_gpu() && !device.emulated { runtime.optimizer_launches() } else { Seconds::ZERO }
 }
 
 /// Returns the workload with the attention of the runtime: materialised if either is. Generation reads

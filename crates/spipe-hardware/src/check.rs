@@ -1,8 +1,8 @@
 //! Checks of a machine: unique names, possible numbers, links with known ends.
 
 use crate::{
-    AttentionFile, EfficiencyFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile, LinkFile, MatmulPoints,
-    MeasuredFile, NvmeFile, Peak, SocketFile,
+    AttentionFile, CollectiveFile, EfficiencyFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile, LinkFile,
+    MatmulPoints, MeasuredFile, NvmeFile, Peak, SocketFile,
     expand::{Parts, Placed},
     file::FORMAT_VERSION,
     report::Report,
@@ -34,6 +34,7 @@ pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>)
     parts.gpus.iter().for_each(|part| gpu(part, report));
     parts.nvmes.iter().for_each(|part| nvme(part, report));
     parts.links.iter().for_each(|part| link(part, report));
+    collectives(file, report);
     link_ends(parts, all_read, report);
 }
 
@@ -233,6 +234,26 @@ fn socket(Placed { path, item }: &Placed<SocketFile>, report: &mut Report<'_>) {
     table.source(item.source.as_ref(), item.measured.as_ref());
     table.title = format!("dram `{}`", item.dram.name);
     table.capacity(("dram.capacity", *item.dram.capacity), ("dram.reserved", item.dram.reserved));
+}
+
+/// Checks the measured collectives.
+fn collectives(file: &HardwareFile, report: &mut Report<'_>) {
+    for (index, collective) in file.collective.iter().enumerate() {
+        let path = format!("collective.{index}");
+        let name = format!("the {} of {} GPUs", collective.kind, collective.gpus);
+        if collective.gpus < 2 {
+            report.error(&path, format!("{name} has fewer than two participants"));
+        }
+        let sizes: Vec<Bytes> = collective.bandwidth.iter().map(|(bytes, _)| bytes.0).collect();
+        let ascends = sizes.windows(2).all(|pair| pair[0] < pair[1]);
+        if sizes.first().is_none_or(|first| *first == Bytes::ZERO) || !ascends {
+            report.error(&path, format!("{name} has no points, or sizes that are not positive and ascending"));
+        }
+        let same = |other: &&CollectiveFile| other.kind == collective.kind && other.gpus == collective.gpus;
+        if file.collective[..index].iter().any(|other| same(&other)) {
+            report.error(&path, format!("{name} is listed twice"));
+        }
+    }
 }
 
 fn gpu(Placed { path, item }: &Placed<GpuFile>, report: &mut Report<'_>) {

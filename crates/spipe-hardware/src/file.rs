@@ -15,7 +15,7 @@
 //! `between = ["gpu{0..3}", "root{0..6/2}"]` joins `gpu0` with `root0`, `gpu1` with `root2` and so
 //! on. All ranges of a table have the same length; names without a range are repeated.
 
-use crate::{DataType, FittedFile, VectorExtension};
+use crate::{CollectiveKind, DataType, FittedFile, VectorExtension};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
@@ -67,6 +67,9 @@ pub struct HardwareFile {
     /// Links between any two of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub link: Vec<LinkFile>,
+    /// Measured collectives among neighbouring GPUs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub collective: Vec<CollectiveFile>,
     /// Constants fitted on measured runs, with their errors.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fitted: Vec<FittedFile>,
@@ -290,6 +293,22 @@ pub struct NodeFile {
     pub source: Option<String>,
 }
 
+/// A measured collective among neighbouring GPUs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CollectiveFile {
+    /// The kind.
+    pub kind: CollectiveKind,
+    /// The participants.
+    pub gpus: u32,
+    /// The time of the shortest message.
+    pub latency: Text<Seconds>,
+    /// Bus bandwidths as `nccl-tests` defines them, by bytes of the whole message.
+    pub bandwidth: ElementwisePoints,
+    /// The source of the numbers; it starts with "estimate" if they are estimated.
+    pub source: Option<String>,
+}
+
 /// A link between two named nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -325,6 +344,7 @@ impl HardwareFile {
             switch: Vec::new(),
             nic: Vec::new(),
             link: Vec::new(),
+            collective: Vec::new(),
             fitted: Vec::new(),
         }
     }

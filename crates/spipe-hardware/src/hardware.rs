@@ -1,6 +1,8 @@
 //! The checked, immutable machine.
 
-use crate::{Device, HardwareFile, Link, Memory, MemoryKind, Route, Runtime, route::Routes};
+use crate::{
+    Collective, CollectiveKind, Device, HardwareFile, Link, Memory, MemoryKind, Route, Runtime, route::Routes,
+};
 use spipe_base::{Bytes, DeviceId, Faults, IdVec, LinkId, MemoryId};
 
 /// A checked machine: devices, memories, links, and the route between any two memories.
@@ -27,6 +29,7 @@ pub struct Hardware {
     routes: Routes,
     warnings: Faults,
     runtime: Runtime,
+    collectives: Vec<Collective>,
     /// The share of each memory that is left free.
     head_room: f64,
     /// The reserved part of each memory as the file states it.
@@ -43,6 +46,7 @@ impl PartialEq for Hardware {
             && self.links == other.links
             && self.routes == other.routes
             && self.runtime == other.runtime
+            && self.collectives == other.collectives
     }
 }
 
@@ -54,7 +58,8 @@ impl Hardware {
     ) -> Self {
         let reserved = memories.iter().map(|memory| memory.reserved).collect();
         let (warnings, runtime) = (Faults::new(), Runtime::default());
-        Self { file, devices, memories, links, routes, warnings, runtime, head_room: 0.0, reserved }
+        let collectives = file.collective.iter().map(Collective::new).collect();
+        Self { file, devices, memories, links, routes, warnings, runtime, collectives, head_room: 0.0, reserved }
     }
 
     pub(crate) fn with_warnings(self, warnings: Faults) -> Self {
@@ -103,6 +108,11 @@ impl Hardware {
     /// Returns what executes plans on the machine.
     pub const fn runtime(&self) -> &Runtime {
         &self.runtime
+    }
+
+    /// Returns the measured collective of this kind among `gpus` GPUs; `None` if the file states none.
+    pub fn collective(&self, kind: CollectiveKind, gpus: usize) -> Option<&Collective> {
+        self.collectives.iter().find(|collective| collective.kind == kind && collective.gpus == gpus)
     }
 
     /// Returns the share of each memory that is left free.

@@ -17,6 +17,7 @@
 mod attention;
 mod build;
 mod check;
+mod collective;
 mod device;
 mod efficiency;
 mod expand;
@@ -33,18 +34,19 @@ mod topology;
 mod words;
 
 pub use attention::{Attention, AttentionShape};
+pub use collective::Collective;
 pub use device::{Device, DeviceKind, Link, MeasuredLayer, Memory, MemoryKind, Provenance, Route};
 pub use efficiency::{Efficiency, Saturation};
 pub use file::{
-    AttentionFile, DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile, HardwareFile, LayerTimeFile,
-    LinkFile, MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
+    AttentionFile, CollectiveFile, DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile, HardwareFile,
+    LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
 };
 pub use fitted::FittedFile;
 pub use hardware::Hardware;
 pub use profiles::shipped;
 pub use runtime::{
-    AttentionKernel, CollectiveRates, Constant, FactorsFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile,
-    LossKernel, NormKernel, ProductRates, Runtime, RuntimeFile, runtime_schema, shipped_runtimes,
+    AttentionKernel, CollectiveKind, CollectiveRates, Constant, FactorsFile, HoldingsFile, HostFile, KernelsFile,
+    LaunchesFile, LossKernel, NormKernel, ProductRates, Runtime, RuntimeFile, runtime_schema, shipped_runtimes,
 };
 pub use spipe_base::DataType;
 pub use words::VectorExtension;

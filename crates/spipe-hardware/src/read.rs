@@ -2,9 +2,10 @@
 //! reports each one, substitutes a placeholder, and continues.
 
 use crate::{
-    AttentionFile, AttentionKernel, CollectiveRates, DataType, DramFile, EfficiencyFile, FactorsFile, FittedFile,
-    GpuFile, HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile, LayerTimeFile, LinkFile, LossKernel,
-    MeasuredFile, NodeFile, NormKernel, NvmeFile, ProductRates, RuntimeFile, SocketFile, VectorExtension,
+    AttentionFile, AttentionKernel, CollectiveFile, CollectiveKind, CollectiveRates, DataType, DramFile,
+    EfficiencyFile, FactorsFile, FittedFile, GpuFile, HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile,
+    LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NodeFile, NormKernel, NvmeFile, ProductRates, RuntimeFile,
+    SocketFile, VectorExtension,
     report::{Report, Source},
     words::Word,
 };
@@ -245,6 +246,7 @@ read_words! {
     NormKernel "kind of elementwise kernels"
     LossKernel "kind of loss"
     CollectiveRates "rate of collectives"
+    CollectiveKind "collective"
 }
 
 impl<T: Read> Read for Option<T> {
@@ -442,7 +444,9 @@ macro_rules! tables {
 }
 
 tables! {
-    HardwareFile "hardware file" { format_version name description parts socket gpu nvme root_complex switch nic link fitted }
+    HardwareFile "hardware file" {
+        format_version name description parts socket gpu nvme root_complex switch nic link collective fitted
+    }
     SocketFile "socket" {
         name memory_only cores peak optimizer_rate dram numa_node memory_channels vector_extensions launch_floor
         efficiency matmul elementwise matvec layer_time measured source
@@ -460,6 +464,7 @@ tables! {
     MeasuredFile "measurement" { date command spread }
     NvmeFile "nvme" { name capacity read write reserved latency source }
     NodeFile "node" { name source }
+    CollectiveFile "collective" { kind gpus latency bandwidth source }
     LinkFile "link" { name between up down bandwidth latency source }
     RuntimeFile "runtime" { format_version name description host kernels efficiency memory fitted_from }
     HostFile "table of the host" { launch iteration waits_for_copies source }

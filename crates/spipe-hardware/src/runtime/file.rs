@@ -77,7 +77,7 @@ pub struct KernelsFile {
     /// Launches per operation of any other layer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub per_operation: Option<f64>,
-    /// Launches of the optimizer per layer.
+    /// Launches per optimizer step of a stage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<f64>,
     /// The rate of matrix products.

@@ -16,7 +16,7 @@ mod words;
 
 pub use file::{FactorsFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile, RuntimeFile, runtime_schema};
 pub use shipped::shipped_runtimes;
-pub use words::{AttentionKernel, CollectiveRates, LossKernel, NormKernel, ProductRates};
+pub use words::{AttentionKernel, CollectiveKind, CollectiveRates, LossKernel, NormKernel, ProductRates};
 
 use crate::report::{Report, Source};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds, Text};
@@ -203,6 +203,11 @@ impl Runtime {
     /// Returns the table of kernels, if the file has one.
     pub const fn kernels(&self) -> Option<&KernelsFile> {
         self.file.kernels.as_ref()
+    }
+
+    /// Returns the host's time to launch the kernels of an optimizer step.
+    pub fn optimizer_launches(&self) -> Seconds {
+        self.launch() * self.kernels().and_then(|kernels| kernels.optimizer).unwrap_or(0.0)
     }
 
     /// Returns the rate of matrix products.

@@ -53,6 +53,18 @@ words! {
 }
 
 words! {
+    /// A kind of collective.
+    CollectiveKind, "collective" {
+        /// Every participant receives the sum of all.
+        AllReduce = "all-reduce",
+        /// Every participant receives the parts of all.
+        AllGather = "all-gather",
+        /// Every participant receives its part of the sum.
+        ReduceScatter = "reduce-scatter",
+    }
+}
+
+words! {
     /// The rate of collectives.
     CollectiveRates, "rate of collectives" {
         /// Rings over the links of the machine.
