@@ -197,7 +197,20 @@ fn the_schema_names_every_table() {
         .collect();
     assert_eq!(
         properties,
-        ["description", "format-version", "gpu", "link", "name", "nic", "nvme", "root-complex", "socket", "switch"]
+        [
+            "collective",
+            "description",
+            "fitted",
+            "format-version",
+            "gpu",
+            "link",
+            "name",
+            "nic",
+            "nvme",
+            "root-complex",
+            "socket",
+            "switch"
+        ]
     );
 }
 
