@@ -207,6 +207,7 @@ fn the_schema_names_every_table() {
             "name",
             "nic",
             "nvme",
+            "parts",
             "root-complex",
             "socket",
             "switch"
