@@ -49,13 +49,25 @@ impl Hardware {
     /// # Errors
     /// All faults of the larger machine.
     pub fn with_larger(&self, memories: &[MemoryId], more: Bytes) -> Result<Self, Faults> {
-        let larger = |name: &str| memories.iter().any(|memory| self.memories()[*memory].name == name);
+        self.with_capacities(|memory, capacity| if memories.contains(&memory) { capacity + more } else { capacity })
+    }
+
+    /// Returns the machine with another capacity of `memory`.
+    ///
+    /// # Errors
+    /// The faults of that machine.
+    pub fn with_capacity(&self, memory: MemoryId, capacity: Bytes) -> Result<Self, Faults> {
+        self.with_capacities(|other, before| if other == memory { capacity } else { before })
+    }
+
+    fn with_capacities(&self, capacity: impl Fn(MemoryId, Bytes) -> Bytes) -> Result<Self, Faults> {
+        let changed = |name: &str, before: Bytes| self.memory(name).map_or(before, |memory| capacity(memory, before));
         let mut file = self.expanded();
-        for gpu in file.gpu.iter_mut().filter(|gpu| larger(&gpu.name)) {
-            gpu.memory.0 += more;
+        for gpu in &mut file.gpu {
+            gpu.memory.0 = changed(&gpu.name, gpu.memory.0);
         }
-        for dram in file.socket.iter_mut().map(|socket| &mut socket.dram).filter(|dram| larger(&dram.name)) {
-            dram.capacity.0 += more;
+        for dram in file.socket.iter_mut().map(|socket| &mut socket.dram) {
+            dram.capacity.0 = changed(&dram.name, dram.capacity.0);
         }
         self.changed(file)
     }

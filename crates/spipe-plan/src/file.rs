@@ -1,6 +1,6 @@
 //! Plan files: JSON that contains the plan with its model and machine.
 
-use crate::{ExpectedError, Gain, Knobs, MemoryParts, Outcome, OutcomeStatus, Placement, Plan, StageFile, System};
+use crate::{ExpectedError, Gain, Incumbent, Knobs, MemoryParts, Outcome, OutcomeStatus, Placement, Plan, SearchRecord, StageFile, System};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
@@ -60,6 +60,21 @@ pub struct PlanFile {
     /// The error that its class of runs had, if the machine's constants are fitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_error: Option<ExpectedError>,
+    /// Why the search ended. This and the four that follow are for information only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<String>,
+    /// The iteration time of the fastest plan, where a more readable one within 1 % was given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fastest_iteration_ms: Option<f64>,
+    /// The plans that were faster than all before them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub incumbents: Vec<Incumbent>,
+    /// By memory, the least capacity with which some plan exists; null if the limit came first.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub least_bytes: BTreeMap<String, Option<Bytes>>,
+    /// By memory, the iteration time of a plan with that capacity.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub least_iteration_ms: BTreeMap<String, Option<f64>>,
     /// The devices that compute or run an optimizer step. For information only: they follow from the
     /// stages.
     #[serde(default)]
@@ -124,6 +139,7 @@ impl Plan {
                 simulated_iteration_ms: parsed.simulated_iteration_ms,
                 sensitivity: parsed.sensitivity,
                 expected_error: parsed.expected_error,
+                search: SearchRecord::default(),
             }),
             _ => plan,
         })
@@ -132,6 +148,7 @@ impl Plan {
     /// The plan as the content of a plan file.
     pub fn to_file(&self) -> PlanFile {
         let outcome = self.outcome.as_ref();
+        let search = outcome.map(|outcome| outcome.search.clone()).unwrap_or_default();
         PlanFile {
             format_version: FORMAT_VERSION,
             system: self.placement.system,
@@ -146,6 +163,11 @@ impl Plan {
             simulated_iteration_ms: outcome.and_then(|outcome| outcome.simulated_iteration_ms),
             sensitivity: outcome.map(|outcome| outcome.sensitivity.clone()).unwrap_or_default(),
             expected_error: outcome.and_then(|outcome| outcome.expected_error.clone()),
+            ended: search.ended,
+            fastest_iteration_ms: search.fastest_iteration_ms,
+            incumbents: search.incumbents,
+            least_bytes: search.least_bytes,
+            least_iteration_ms: search.least_iteration_ms,
             devices: self.devices().into_iter().map(|id| self.hardware.devices()[id].name.clone()).collect(),
             peak_bytes: self
                 .peaks()

@@ -39,7 +39,7 @@ pub use footprint::{
 };
 pub use knob::Knob;
 pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Knobs, Placement};
-pub use plan::{ExpectedError, Gain, MemoryParts, Outcome, OutcomeStatus, Plan};
+pub use plan::{ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord};
 pub use remarks::{
     contrast_remark, estimate_remark, fullness_remarks, hybrid_remarks, precision_remark, prompt_remark,
 };

@@ -70,6 +70,39 @@ pub struct Outcome {
     /// The error that its class of runs had, if the machine's constants are fitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_error: Option<ExpectedError>,
+    /// The course of the search, which a plan file leaves out: it differs from run to run.
+    #[serde(default)]
+    pub search: SearchRecord,
+}
+
+/// The course of a planner's search.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct SearchRecord {
+    /// Why it ended: `limit`, `gap`, `effort`, `exhausted` or `interrupted`.
+    pub ended: Option<String>,
+    /// The iteration of the fastest plan found, where a plan within 1 % that is easier to read was
+    /// preferred.
+    pub fastest_iteration_ms: Option<f64>,
+    /// The plans that were faster than all before them.
+    pub incumbents: Vec<Incumbent>,
+    /// By memory, the least capacity with which some plan exists while the others stay as they are;
+    /// none where the time limit came first.
+    pub least_bytes: BTreeMap<String, Option<Bytes>>,
+    /// By memory, the iteration of a plan with that capacity.
+    pub least_iteration_ms: BTreeMap<String, Option<f64>>,
+}
+
+/// A plan that was faster than all before it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Incumbent {
+    /// When it was found, from the start of the search.
+    pub ms: f64,
+    /// Its iteration time.
+    pub iteration_ms: f64,
+    /// The lower bound of all plans that was proven by then; zero if none was.
+    pub bound_ms: f64,
 }
 
 /// A plan that the checker has accepted: the only kind that can be scheduled.

@@ -78,9 +78,10 @@ mod common;
 mod runner;
 
 pub use candidates::candidates;
-pub use feasibility::shortage::listed;
+pub use feasibility::shortage::{enough_in_total, listed};
+pub use improve::readable::{readable, runs_of_layers};
 pub use problem::{
-    Claim, Considered, Evaluator, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem,
+    Claim, Considered, Effort, Evaluator, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem,
     SYSTEMS, Solution,
     pins::{Contradiction, Named, Pin, Pins},
 };

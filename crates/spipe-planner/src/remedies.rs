@@ -55,10 +55,10 @@ const FIRST: [System; 5] =
 
 /// Returns all remedies that there is time to find, and nothing if something fits:
 ///
-/// - more memory: for one memory of each kind, then for all of a kind;
+/// - another system;
 /// - smaller microbatches, if only one size was tried;
 /// - shorter sequences, and in inference fewer of them;
-/// - another system.
+/// - more memory: for one memory of each kind, then for all of a kind.
 pub fn remedies(refused: &Refused<'_>, fits: &Fits<'_>) -> Vec<Remedy> {
     if refused.fits_with(|workload| workload, fits) != Some(false) {
         return Vec::new();
@@ -75,7 +75,9 @@ pub fn remedies(refused: &Refused<'_>, fits: &Fits<'_>) -> Vec<Remedy> {
     let sequence = || shorter(refused, fits).map(Remedy::SeqLen);
     let system = || other_system(refused, fits).map(Remedy::System);
     let batch = || fewer(refused, fits).map(Remedy::GlobalBatch);
-    memories.chain(microbatch()).chain(sequence()).chain(batch()).chain(system()).collect()
+    // The amounts of memory take the most time.
+    let options = system().into_iter().chain(microbatch()).chain(sequence()).chain(batch());
+    options.chain(memories).collect()
 }
 
 impl Refused<'_> {

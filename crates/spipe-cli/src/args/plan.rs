@@ -5,6 +5,7 @@ use serde::Serialize;
 use spipe_base::Seconds;
 use spipe_cost::{ClipNorm, Mode, Optimizer};
 use spipe_model::{Precision, Recompute};
+use spipe_planner::Effort;
 
 /// A plan to find.
 #[derive(Debug, Group)]
@@ -83,8 +84,14 @@ pub struct Plan {
     #[arg(long)]
     pub sensitivity: bool,
     /// Time to search; also for each value of --solve-for and each resource of --sensitivity
-    #[arg(long, default_value = "60s")]
+    #[arg(long, default_value = "20s")]
     pub time_limit: Seconds,
+    /// Count steps instead of the time: the same plan on any machine and under any load
+    #[arg(long, value_enum, conflicts_with = "time_limit")]
+    pub effort: Option<EffortChoice>,
+    /// Where nothing fits, do not look for what would help
+    #[arg(long)]
+    pub no_hint: bool,
     /// Stop when no other plan can be faster by more than this fraction
     #[arg(long, default_value = "0.5%", allow_hyphen_values = true)]
     pub gap: String,
@@ -97,6 +104,24 @@ pub struct Plan {
     /// The plan to write, - for stdout
     #[arg(short, long)]
     pub output: Option<String>,
+}
+
+/// The extent of a search, in steps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum EffortChoice {
+    /// A plan at once
+    Low,
+    /// A plan in seconds
+    High,
+}
+
+impl From<EffortChoice> for Effort {
+    fn from(choice: EffortChoice) -> Self {
+        match choice {
+            EffortChoice::Low => Self::Low,
+            EffortChoice::High => Self::High,
+        }
+    }
 }
 
 /// The baselines of pipelines.

@@ -6,7 +6,7 @@ use crate::{
     input, interrupt, output,
     output::Target,
     planning::{
-        self, Found, Request, pareto, pins, sensitivity,
+        self, Found, Least, Request, Watch, pareto, pins, sensitivity,
         solve_for::{self, Largest, Question},
         task::Task,
     },
@@ -61,6 +61,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
         Some(found) => (&found.model, found.template, found.global_batch, found.microbatch.as_str()),
         None => (&task.model, task.template, task.global_batch, pinned.microbatch.as_str()),
     };
+    let watch = Watch::start(what.effort.is_none().then_some(time_limit));
     let request = Request {
         model,
         hardware: &task.hardware,
@@ -71,14 +72,20 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
         systems: systems.clone(),
         planner: &what.planner,
         time_limit,
+        effort: what.effort.map(Into::into),
+        watch: Some(&watch),
         gap: input::fraction(&what.gap)?,
         threads,
         stop: &stop,
         pins: pinned.pins.clone(),
         start: task.start.clone(),
         host_help: true,
+        hint: !what.no_hint,
     };
-    let mut found = planning::search(&request)?;
+    let found = planning::search(&request);
+    watch.end();
+    let mut found = found?;
+    let least = least(&request, &found, &watch);
     if what.sensitivity {
         found = sensitivity::with_gains(&request, found)?;
     }
@@ -104,16 +111,32 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     match (format, what.solve_for.zip(solved.as_ref())) {
         _ if to_stdout => Ok(()),
         (Format::Json, Some((unknown, solved))) => output::print(&answer(unknown, solved, &found)?),
-        (Format::Json, None) => output::print(&json),
+        (Format::Json, None) => output::print(&found.recorded(&watch, &least).to_json()),
         (Format::Human, solved) => {
             if let Some((unknown, solved)) = solved {
                 output::print(&sentence(unknown, solved))?;
             }
             let front = front(&found, time_limit);
-            output::print(&report::plan::human(&found, &front, what.output.as_deref()))
+            output::print(&report::plan::human(&found, (&front, &least), what.output.as_deref()))
         }
     }
 }
+
+/// The least memory for some plan, in the time that the search has left, or a tenth of a second
+/// where it counts steps.
+fn least(request: &Request<'_>, found: &Found, watch: &Watch) -> Vec<Least> {
+    let left = request.time_limit.saturating_sub(watch.elapsed());
+    let limit = if request.effort.is_some() { LEAST_BY_STEPS } else { left.min(MOST_FOR_LEAST) };
+    let memories: Vec<_> = found.plan.peaks().into_iter().collect();
+    planning::least(request, &memories, limit)
+}
+
+/// The most time for the least memory: where it is not known by then, proofs that nothing fits take
+/// long.
+const MOST_FOR_LEAST: Duration = Duration::from_secs(1);
+
+/// The same where the search counts steps and is to end at once.
+const LEAST_BY_STEPS: Duration = Duration::from_millis(100);
 
 /// The part of the time limit that the Pareto front may take in addition.
 const PART_OF_FRONT: u32 = 4;

@@ -186,12 +186,15 @@ fn answer(question: &Question<'_>) -> Result<Option<Answer>, Failure> {
         systems: question.systems.clone(),
         planner: question.planner,
         time_limit: question.time_limit,
+        effort: None,
+        watch: None,
         gap: question.gap,
         threads: 1,
         stop: &AtomicBool::new(false),
         pins: Pins::default(),
         start: None,
         host_help: true,
+        hint: false,
     });
     match found {
         Ok(Found { plan, solution, .. }) => Ok(Some(Answer { plan, simulated: solution.simulated, gap: solution.gap })),

@@ -1,14 +1,15 @@
 //! The search over the sizes of microbatches.
 
 use super::{
-    Ended, Evaluator, Found, Request, gap, refusal, remedies,
+    Ended, Evaluator, Found, Request, gap, readable, refusal, remedies,
     sizes::{ROUNDING, Sizes},
+    watch::Watched,
 };
 use crate::Failure;
 use spipe_base::SimTime;
 use spipe_cost::{CostTable, Workload};
 use spipe_plan::{Context, OutcomeStatus, Placement};
-use spipe_planner::{Claim, Options, PlanError, Planner, Problem, Solution};
+use spipe_planner::{Claim, Effort, Options, PlanError, Planner, Problem, Solution};
 use std::{
     sync::atomic::Ordering,
     time::{Duration, Instant},
@@ -17,6 +18,10 @@ use std::{
 /// The part of the time limit that the short searches over all sizes take together: each takes the
 /// same part of the time that the searches before it have left.
 const SHORT: u32 = 3;
+
+/// The share of the time limit, in percent, that the search itself takes where its plan is to be
+/// read: the rest is for a plan that is easier to read, and for the least memory.
+const SEARCHING: u32 = 90;
 
 /// A search that ends with less than this part of its time limit left has ended at the limit:
 /// planners poll the clock between steps.
@@ -28,24 +33,33 @@ const FASTEST: u32 = 3;
 
 /// The plan with the fastest simulated iteration over all sizes of microbatches.
 ///
-/// 1. Each size is searched for a short time.
-/// 2. The sizes whose search was cut short, and whose bound leaves room for a faster plan, are
+/// 1. Each size is searched at low effort, which gives a plan at once.
+/// 2. Each size is searched for a short time.
+/// 3. The sizes whose search was cut short, and whose bound leaves room for a faster plan, are
 ///    searched again, the one with the fastest plan first. Each takes three quarters of the
 ///    remaining time, the last one all of it.
-/// 3. Time that is left goes to the size with the fastest plan, starting from that plan.
+/// 4. Time that is left goes to the size with the fastest plan, starting from that plan.
 pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     let mut search =
         Search { request, planner: planner(request.planner)?, start: Instant::now(), sizes: Sizes::default() };
+    enough_in_total(request)?;
     if !request.systems.iter().any(|system| request.pins.suit(*system)) {
         return Err(remedies::refusal(request, &no_pinned(), search.left()));
     }
-    if let [only] = request.workloads[..] {
-        search.size(only, request.time_limit, request.start.as_ref())?;
-    } else {
-        search.all_sizes()?;
-    }
+    search.all_sizes()?;
     search.sizes.keep_start(request);
     search.conclude()
+}
+
+/// Refuses at once a model that all memories of the machine together cannot hold.
+fn enough_in_total(request: &Request<'_>) -> Result<(), Failure> {
+    for workload in request.workloads.iter().take(1) {
+        // A model without times is refused later.
+        let Ok(cost) = CostTable::new(request.model, request.hardware, workload) else { continue };
+        let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
+        spipe_planner::enough_in_total(&context).map_err(|error| refusal::failure(&error))?;
+    }
+    Ok(())
 }
 
 /// A running search.
@@ -57,8 +71,11 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
+    /// The time left for searching; where the search is watched, some remains for what follows it.
     fn left(&self) -> Duration {
-        self.request.time_limit.saturating_sub(self.start.elapsed())
+        let all = self.request.time_limit;
+        let searching = if self.request.watch.is_some() { all / 100 * SEARCHING } else { all };
+        searching.saturating_sub(self.start.elapsed())
     }
 
     fn is_interrupted(&self) -> bool {
@@ -67,21 +84,38 @@ impl Search<'_> {
 
     fn all_sizes(&mut self) -> Result<(), Failure> {
         let (workloads, given) = (&self.request.workloads, self.request.start.as_ref());
+        if let Some(effort) = self.request.effort {
+            return workloads
+                .iter()
+                .try_for_each(|workload| self.size(*workload, (Duration::MAX, Some(effort)), given));
+        }
+        if self.planner.claim() == Claim::OptimalWithinGap {
+            for workload in workloads {
+                self.size(*workload, (self.left(), Some(Effort::Low)), given)?;
+            }
+        }
         for (index, workload) in workloads.iter().enumerate() {
-            let others = (workloads.len() - index) as u32;
-            self.size(*workload, self.left() / (SHORT * others), given)?;
+            if self.is_open(workload) {
+                let others = (workloads.len() - index) as u32;
+                let part = if workloads.len() == 1 { 1 } else { SHORT * others };
+                self.size(*workload, (self.left() / part, None), given)?;
+            }
+        }
+        if workloads.len() == 1 {
+            return Ok(());
         }
         let mut again = self.sizes.stopped_at(workloads);
         again.reverse();
         while let Some(workload) = again.pop() {
             if self.is_open(&workload) {
                 let left = self.left();
-                self.size(workload, if again.is_empty() { left } else { left / 4 * FASTEST }, given)?;
+                let limit = if again.is_empty() { left } else { left / 4 * FASTEST };
+                self.size(workload, (limit, None), given)?;
             }
         }
         let best = self.sizes.best.as_ref().map(|(workload, best)| (*workload, best.placement.clone()));
         if let Some((workload, placement)) = best.filter(|(workload, _)| self.is_open(workload)) {
-            self.size(workload, self.left(), Some(&placement))?;
+            self.size(workload, (self.left(), None), Some(&placement))?;
         }
         Ok(())
     }
@@ -94,9 +128,15 @@ impl Search<'_> {
     }
 
     /// Searches one size.
-    fn size(&mut self, workload: Workload, time_limit: Duration, start: Option<&Placement>) -> Result<(), Failure> {
+    fn size(
+        &mut self,
+        workload: Workload,
+        (time_limit, effort): (Duration, Option<Effort>),
+        start: Option<&Placement>,
+    ) -> Result<(), Failure> {
         let options = Options {
             time_limit,
+            effort,
             gap: self.request.gap,
             threads: self.request.threads,
             incumbent: self.sizes.best.as_ref().map(|(_, best)| best.simulated),
@@ -105,8 +145,13 @@ impl Search<'_> {
             host_help: self.request.host_help,
             ..Options::default()
         };
+        let partial = effort.is_some() && self.request.effort.is_none();
         let found = one_size(self.request, self.planner.as_ref(), &workload, options);
-        self.sizes.take(workload, found)
+        self.sizes.take((workload, partial), found)?;
+        if let Some(watch) = self.request.watch.filter(|_| self.sizes.are(self.request.workloads.len())) {
+            watch.bound(self.sizes.bound());
+        }
+        Ok(())
     }
 
     /// The best plan with the bound over all sizes, or why there is none.
@@ -136,6 +181,8 @@ impl Search<'_> {
             Ended::Gap(request.gap)
         } else if self.is_interrupted() {
             Ended::Interrupted
+        } else if let Some(effort) = request.effort {
+            Ended::Effort(effort)
         } else if self.sizes.stopped() && left <= request.time_limit / NEARLY {
             Ended::Limit(request.time_limit)
         } else {
@@ -144,9 +191,16 @@ impl Search<'_> {
         solution.status = match ended {
             Ended::Gap(_) => OutcomeStatus::Optimal,
             Ended::Interrupted | Ended::Limit(_) => OutcomeStatus::Stopped,
-            Ended::Exhausted => OutcomeStatus::Feasible,
+            Ended::Exhausted | Ended::Effort(_) => OutcomeStatus::Feasible,
         };
-        Found::new(request, workload, (solution, ended))
+        let Some(watch) = request.watch else { return Found::new(request, workload, (solution, ended, None)) };
+        let fastest = solution.simulated;
+        let limits = (self.sizes.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
+        let (workload, simulated, placement) =
+            readable::easiest((request, watch), (workload, &solution.placement, fastest), limits);
+        solution.gap = gap(simulated, solution.bound);
+        (solution.simulated, solution.placement) = (simulated, placement);
+        Found::new(request, workload, (solution, ended, Some(fastest).filter(|fastest| *fastest < simulated)))
     }
 }
 
@@ -180,7 +234,7 @@ fn one_size(
         certain: true,
     })?;
     let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-    let evaluator = Evaluator::new(context);
+    let evaluator = Watched { evaluator: Evaluator::new(context), watch: request.watch, workload: *workload };
     let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
     let problem = Problem { context, systems, options, evaluator: &evaluator, stop: request.stop };
     if planner.claim() == Claim::OptimalWithinGap {

@@ -9,6 +9,7 @@
 //! measured   the plans of measured runs, for `spipe fit`
 //! task       model, machine and workload, from the options of `spipe plan`
 //! tensor_data  the configurations that the options of `spipe baseline` describe
+//! watch      incumbents, fast plans that are easy to read, the bar
 //! pins       the words of `--pin`
 //! solve_for  the largest value for which a plan fits
 //! ```
@@ -16,9 +17,11 @@
 mod evaluator;
 mod fits;
 pub mod measured;
+mod least;
 mod microbatch_search;
 pub mod pareto;
 pub mod pins;
+mod readable;
 mod refusal;
 mod remedies;
 pub mod sensitivity;
@@ -26,10 +29,13 @@ mod sizes;
 pub mod solve_for;
 pub mod task;
 pub mod tensor_data;
+mod watch;
 mod workloads;
 
 pub use evaluator::{Evaluator, program};
+pub use least::{Least, least};
 pub use microbatch_search::search;
+pub use watch::Watch;
 pub use workloads::workloads;
 
 use crate::Failure;
@@ -38,8 +44,8 @@ use spipe_cost::Workload;
 use spipe_fit::Class;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{ExpectedError, Outcome, Placement, Plan, System};
-use spipe_planner::{Pins, Solution};
+use spipe_plan::{ExpectedError, Outcome, Placement, Plan, SearchRecord, System};
+use spipe_planner::{Effort, Pins, Solution};
 use std::{collections::BTreeSet, sync::atomic::AtomicBool, time::Duration};
 
 /// A search for a plan.
@@ -53,6 +59,10 @@ pub struct Request<'a> {
     /// The name of the planner.
     pub planner: &'a str,
     pub time_limit: Duration,
+    /// Steps that are counted instead of the time.
+    pub effort: Option<Effort>,
+    /// A record of the search.
+    pub watch: Option<&'a Watch>,
     /// Ends the search early when it is raised.
     pub stop: &'a AtomicBool,
     /// The search ends when no other plan can be faster by more than this fraction.
@@ -64,6 +74,8 @@ pub struct Request<'a> {
     pub start: Option<Placement>,
     /// Whether the host may hold the optimizer state or the activations of a GPU's stage.
     pub host_help: bool,
+    /// Whether a refusal looks for remedies.
+    pub hint: bool,
 }
 
 /// A plan with the result of its search.
@@ -71,11 +83,15 @@ pub struct Found {
     pub plan: Plan,
     pub solution: Solution,
     pub ended: Ended,
+    /// The iteration of the fastest plan, where one that is easier to read was preferred.
+    pub fastest: Option<SimTime>,
 }
 
-/// Why a search has ended.
+/// Why a search has ended; its name in JSON is [`Ended::name`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Ended {
+    /// The steps of this effort were done.
+    Effort(Effort),
     /// The time limit was reached.
     Limit(Duration),
     /// No other plan can be faster by more than this fraction.
@@ -86,9 +102,40 @@ pub enum Ended {
     Interrupted,
 }
 
+impl Ended {
+    /// The name in JSON.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Effort(_) => "effort",
+            Self::Limit(_) => "limit",
+            Self::Gap(_) => "gap",
+            Self::Exhausted => "exhausted",
+            Self::Interrupted => "interrupted",
+        }
+    }
+}
+
 impl Found {
+    /// The plan with the course of its search.
+    pub fn recorded(&self, watch: &Watch, least: &[Least]) -> Plan {
+        let name = |least: &Least| self.plan.context().hardware.memories()[least.memory].name.clone();
+        let search = SearchRecord {
+            ended: Some(self.ended.name().into()),
+            fastest_iteration_ms: self.fastest.map(SimTime::to_ms),
+            incumbents: watch.incumbents(),
+            least_bytes: least.iter().map(|least| (name(least), least.capacity)).collect(),
+            least_iteration_ms: least.iter().map(|least| (name(least), least.iteration.map(SimTime::to_ms))).collect(),
+        };
+        let outcome = self.plan.outcome().cloned().map(|outcome| Outcome { search, ..outcome });
+        outcome.into_iter().fold(self.plan.clone(), Plan::with_outcome)
+    }
+
     /// A solution of `request` with its plan.
-    fn new(request: &Request<'_>, workload: Workload, (solution, ended): (Solution, Ended)) -> Result<Self, Failure> {
+    fn new(
+        request: &Request<'_>,
+        workload: Workload,
+        (solution, ended, fastest): (Solution, Ended, Option<SimTime>),
+    ) -> Result<Self, Failure> {
         let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
         let own = spipe_planner::SYSTEMS.contains(&solution.placement.system)
             || (request.planner == "mobius-mip" && solution.placement.system == System::Mobius);
@@ -100,9 +147,10 @@ impl Found {
             simulated_iteration_ms: Some(solution.simulated.to_ms()),
             sensitivity: Vec::new(),
             expected_error: expected_error(&plan),
+            search: SearchRecord::default(),
         };
         let peaks = Evaluator::new(plan.context()).peaks(plan.placement())?;
-        Ok(Self { plan: plan.with_outcome(outcome).with_simulated_peaks(peaks), solution, ended })
+        Ok(Self { plan: plan.with_outcome(outcome).with_simulated_peaks(peaks), solution, ended, fastest })
     }
 }
 

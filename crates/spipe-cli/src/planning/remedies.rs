@@ -5,18 +5,25 @@
 //! hint: give `gpu0` 3.1 GiB more, or `dram0` 12.0 GiB more, or use a microbatch of at most 4
 //! ```
 
-use super::{Request, fits::fits, refusal};
+use super::{Request, fits::fits, refusal, search};
 use crate::Failure;
 use spipe_base::{Bytes, Diagnostic, MemoryId};
-use spipe_cost::Workload;
+use spipe_cost::{Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
 use spipe_plan::System;
-use spipe_planner::{Fit, Pins, PlanError, Refused, Remedy, listed, remedies};
+use spipe_planner::{Effort, Fit, Pins, PlanError, Refused, Remedy, listed, remedies};
 use std::time::{Duration, Instant};
 
-/// The refusal of `request`, with the remedies that can be found within `limit`.
+/// The most time for remedies, beside that for the plan of the one to recommend.
+const MOST: Duration = Duration::from_secs(1);
+
+/// The refusal of `request`, with the remedies that can be found within `limit`, if it asks for
+/// such. The first is the option with the fastest plan, with that plan's time.
 pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Failure {
-    let (hardware, until) = (request.hardware, Instant::now() + limit);
+    if !request.hint {
+        return Failure::Infeasible(Diagnostic::error(error.to_string()));
+    }
+    let (hardware, until) = (request.hardware, Instant::now() + limit.min(MOST));
     let decided = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
         let left = until.saturating_duration_since(Instant::now());
         let case = (request.model, hardware);
@@ -36,11 +43,10 @@ pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Fai
     let refused = Refused { hardware, workloads: &request.workloads, systems: &request.systems };
     let found = remedies(&refused, &with_pins);
     let memories = memories(&found, hardware);
-    let mut ways: Vec<String> = Vec::new();
+    let mut ways: Vec<String> = fastest(request, &found).into_iter().collect();
     for (index, (names, more)) in memories.iter().enumerate() {
         ways.push(format!("{}{names} {more} more", if index == 0 { "give " } else { "" }));
     }
-    ways.extend(found.iter().filter_map(other));
     let free = |pins: &Pins| {
         let mut sizes = request.workloads.iter();
         sizes.any(|workload| decided(pins, hardware, workload, &request.systems) == Some(true))
@@ -65,6 +71,52 @@ fn drives(hardware: &Hardware) -> Option<String> {
     let words: Vec<String> = drives.map(|drive| format!("`{}` ({})", drive.name, drive.capacity)).collect();
     let (verb, they) = if words.len() == 1 { ("is", "it") } else { ("are", "them") };
     (!words.is_empty()).then(|| format!("{} {verb} left out: plans keep nothing on {they}", words.join(", ")))
+}
+
+/// The option with the fastest plan per token, in words, with the time of that plan: each is planned
+/// at low effort.
+fn fastest(request: &Request<'_>, found: &[Remedy]) -> Option<String> {
+    let planned = |remedy: &Remedy| {
+        let (workloads, systems) = with(request, remedy)?;
+        let effort = Some(Effort::Low);
+        let found =
+            search(&Request { workloads, systems, effort, watch: None, hint: false, ..request.clone() }).ok()?;
+        let tokens = found.plan.context().workload().tokens() as f64;
+        let words = match remedy {
+            Remedy::System(_) => format!("use `--system {}`", found.plan.placement().system),
+            _ => other(remedy)?,
+        };
+        let simulated = found.solution.simulated;
+        Some((simulated.to_ms() / tokens, format!("{words} ({simulated:.3} per iteration)")))
+    };
+    let planned = found.iter().filter_map(planned).min_by(|(one, _), (other, _)| one.total_cmp(other));
+    planned.map(|(_, words)| words).or_else(|| found.iter().find_map(other))
+}
+
+/// The workloads and the systems of a request with an option changed; `None` for more memory.
+fn with(request: &Request<'_>, remedy: &Remedy) -> Option<(Vec<Workload>, Vec<System>)> {
+    let (all, systems) = (&request.workloads, request.systems.clone());
+    let batch = all.first()?.global_batch();
+    match remedy {
+        Remedy::Memory(..) => None,
+        Remedy::Microbatch(size) => {
+            let smaller = |workload: &Workload| Workload { microbatch: *size, microbatches: batch / size, ..*workload };
+            Some((all.first().map(smaller).into_iter().collect(), systems))
+        }
+        Remedy::SeqLen(length) => {
+            Some((all.iter().map(|workload| Workload { seq_len: *length, ..*workload }).collect(), systems))
+        }
+        Remedy::GlobalBatch(most) => {
+            let smallest = all.iter().min_by_key(|workload| workload.microbatch)?;
+            Some((vec![Workload { microbatches: most / smallest.microbatch, ..*smallest }], systems))
+        }
+        Remedy::System(_) => {
+            let training = all.iter().all(|workload| workload.mode == Mode::Train);
+            let suits = |system: &System| !system.is_stale() && (training || system.infers());
+            let others = System::ALL.into_iter().filter(|system| !systems.contains(system));
+            Some((all.clone(), others.filter(suits).collect()))
+        }
+    }
 }
 
 /// The memories to enlarge, with the bytes that each needs more: among GPUs and among hosts, the

@@ -83,7 +83,9 @@ pub fn with_gains(request: &Request<'_>, found: Found) -> Result<Found, Failure>
     });
     let larger: Vec<Hardware> = larger.collect::<Result<_, _>>()?;
     let start = Some(found.solution.placement.clone());
-    let again = |hardware| search(&Request { hardware, start: start.clone(), ..request.clone() }).ok();
+    let again = |hardware| {
+        search(&Request { hardware, start: start.clone(), watch: None, hint: false, ..request.clone() }).ok()
+    };
     let plan = |found: &Found| (*found.plan.context().workload(), found.solution.placement.clone());
     let plans: Vec<(Workload, Placement)> =
         std::iter::once(plan(&found)).chain(larger.iter().filter_map(again).map(|found| plan(&found))).collect();
@@ -99,7 +101,7 @@ pub fn with_gains(request: &Request<'_>, found: Found) -> Result<Found, Failure>
             let bound = found.solution.bound.min(simulated);
             let gap = gap(simulated, bound);
             let solution = Solution { placement, simulated, bound, gap, ..found.solution };
-            Found::new(request, workload, (solution, found.ended))?
+            Found::new(request, workload, (solution, found.ended, None))?
         }
         _ => found,
     };

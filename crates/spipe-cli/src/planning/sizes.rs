@@ -31,6 +31,8 @@ pub(super) struct Sizes {
     sizes: BTreeMap<u64, Size>,
     /// The refusal of each size without a plan.
     refusals: BTreeMap<u64, PlanError>,
+    /// The fastest plan of the heuristics.
+    pub baseline: Option<SimTime>,
 }
 
 impl Sizes {
@@ -59,6 +61,7 @@ impl Sizes {
                 examined: 1,
                 solves: 0,
                 cases: 1,
+                baseline: None,
                 considered: Vec::new(),
             };
             let found = self.best.take().map_or(none, |(_, found)| found);
@@ -88,6 +91,12 @@ impl Sizes {
         self.sizes.get(&microbatch).map_or(SimTime::ZERO, |size| size.bound)
     }
 
+    /// Whether all of `count` sizes have a result.
+    pub fn are(&self, count: usize) -> bool {
+        let refused = self.refusals.keys().filter(|size| !self.sizes.contains_key(size));
+        self.sizes.len() + refused.count() == count
+    }
+
     /// Whether all searches have proven their plans.
     pub fn proven(&self) -> bool {
         self.sizes.values().all(|size| size.proven)
@@ -114,12 +123,18 @@ impl Sizes {
         list
     }
 
-    /// Takes the result of a search of one size in.
-    pub fn take(&mut self, workload: Workload, found: Result<Solution, PlanError>) -> Result<(), Failure> {
+    /// Takes the result of a search of one size in; a partial search has not tried everything.
+    pub fn take(
+        &mut self,
+        (workload, partial): (Workload, bool),
+        found: Result<Solution, PlanError>,
+    ) -> Result<(), Failure> {
         let best = self.best.as_ref().map(|(_, best)| best.simulated);
-        let before = self.sizes.get(&workload.microbatch).map_or(SimTime::ZERO, |size| size.bound);
-        let simulated = found.as_ref().map_or(SimTime::MAX, |solution| solution.simulated);
+        let known = self.sizes.get(&workload.microbatch);
+        let (before, fastest) = known.map_or((SimTime::ZERO, SimTime::MAX), |size| (size.bound, size.simulated));
+        let simulated = found.as_ref().map_or(SimTime::MAX, |solution| solution.simulated).min(fastest);
         let mut know = |bound: SimTime, proven: bool, stopped: bool| {
+            let stopped = stopped || (partial && !proven);
             self.sizes.insert(workload.microbatch, Size { bound: bound.max(before), proven, stopped, simulated });
         };
         match &found {
@@ -135,6 +150,7 @@ impl Sizes {
         self.refusals.remove(&workload.microbatch);
         match found {
             Ok(solution) => {
+                self.baseline = self.baseline.into_iter().chain(solution.baseline).min();
                 let (optimal, stopped) =
                     (solution.status == OutcomeStatus::Optimal, solution.status == OutcomeStatus::Stopped);
                 know(solution.bound, optimal, stopped);
@@ -191,9 +207,9 @@ mod tests {
             attention: spipe_model::Attention::Fused,
             clip_norm: None,
         };
-        assert!(sizes.take(workload, Err(numerical())).is_ok());
+        assert!(sizes.take((workload, false), Err(numerical())).is_ok());
         let other = Workload { microbatch: 2, ..workload };
-        assert!(sizes.take(other, Err(PlanError::NothingRuns { examined: 1 })).is_ok());
+        assert!(sizes.take((other, false), Err(PlanError::NothingRuns { examined: 1 })).is_ok());
         assert_eq!(sizes.refusal(), Some(numerical()), "an undecided refusal comes before an infeasible one");
         assert_eq!((sizes.proven(), sizes.stopped(), sizes.bound()), (false, true, SimTime::ZERO));
         // A search that has come to its end was not stopped, even if it found nothing better.
@@ -206,12 +222,13 @@ mod tests {
             examined: 1,
             solves: 0,
             cases: 0,
+            baseline: None,
             considered: Vec::new(),
         };
         let mut sizes = Sizes { best: Some((workload, solution)), ..Sizes::default() };
         for stopped in [true, false] {
             let nothing = PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1, stopped };
-            assert!(sizes.take(workload, Err(nothing)).is_ok());
+            assert!(sizes.take((workload, false), Err(nothing)).is_ok());
             assert_eq!(sizes.stopped(), stopped);
         }
     }

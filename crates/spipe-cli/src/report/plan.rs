@@ -2,7 +2,7 @@
 
 use super::{sensitivity, stages};
 use crate::{
-    planning::{Ended, Found},
+    planning::{Ended, Found, Least},
     tables::table,
 };
 use spipe_base::{
@@ -10,17 +10,17 @@ use spipe_base::{
     readable::{per_second, percent},
 };
 use spipe_plan::{ExpectedError, OutcomeStatus, System};
-use spipe_planner::{LARGEST_HEAD_START, Solution};
+use spipe_planner::{Effort, Solution, LARGEST_HEAD_START};
 
-/// The plan, its rivals and its proof. `front` is the text of the Pareto front, `output` the file
-/// that the plan was written to.
-pub fn human(found: &Found, front: &str, output: Option<&str>) -> String {
+/// The plan, its rivals and its proof. `front` is the text of the Pareto front, `least` the least
+/// memory for some plan, `output` the file that the plan was written to.
+pub fn human(found: &Found, (front, least): (&str, &[Least]), output: Option<&str>) -> String {
     let gains = found.plan.outcome().map_or(&[][..], |outcome| &outcome.sensitivity);
     let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::human(gains)) };
     let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
     format!(
         "{}\n{}{front}{}\n{}{gains}{}{}\n",
-        stages::human(&found.plan),
+        stages::human(&found.plan, least),
         considered(&found.solution),
         proof(found),
         found.plan.outcome().and_then(|outcome| outcome.expected_error.as_ref()).map(error).unwrap_or_default(),
@@ -48,7 +48,10 @@ fn proof(found: &Found) -> String {
     let (solution, placement) = (&found.solution, found.plan.placement());
     let rate =
         found.plan.context().workload().tokens() as f64 * 1e3 / solution.simulated.to_ms().max(f64::MIN_POSITIVE);
-    let iteration = format!("Iteration {:.3} simulated, {} tokens/s", solution.simulated, per_second(rate));
+    let fastest = found.fastest.map_or_else(String::new, |fastest| {
+        format!(" (the fastest plan takes {fastest:.3}; this one has fewer runs of layers with different choices)")
+    });
+    let iteration = format!("Iteration {:.3} simulated{fastest}, {} tokens/s", solution.simulated, per_second(rate));
     if solution.bound == SimTime::ZERO {
         return format!(
             "{iteration}; {} candidates simulated. There is no lower bound for plans such as the given one.",
@@ -82,6 +85,8 @@ fn proof(found: &Found) -> String {
 fn ended(ended: Ended) -> String {
     match ended {
         Ended::Limit(limit) => format!("The search stopped at the limit of {} s.", limit.as_secs_f64()),
+        Ended::Effort(Effort::Low) => "The search ended: the steps of `--effort low` are done.".into(),
+        Ended::Effort(Effort::High) => "The search ended: the steps of `--effort high` are done.".into(),
         Ended::Gap(gap) => format!("The search ended: no plan can be faster by more than {}.", percent(gap)),
         Ended::Exhausted => "The search ended: all that it tries was tried.".into(),
         Ended::Interrupted => "The search was interrupted.".into(),

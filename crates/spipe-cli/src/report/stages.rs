@@ -8,7 +8,7 @@
 //!
 //! Parameters and bytes are those of all stages of a row.
 
-use crate::tables::table;
+use crate::{planning::Least, tables::table};
 use spipe_base::{
     DeviceId, LayerId, StageId,
     readable::{count, percent},
@@ -19,8 +19,9 @@ use spipe_plan::{Context, Family, Footprint, Plan, Stage, StageFootprint, Weight
 /// as two rows.
 const FEWEST: usize = 3;
 
-/// The headline, a row for each kind of stage, and a row for each memory.
-pub fn human(plan: &Plan) -> String {
+/// The headline, a row for each kind of stage, and a row for each memory, with the least size for
+/// some plan where it is known.
+pub fn human(plan: &Plan, least: &[Least]) -> String {
     let context = plan.context();
     let placement = plan.placement();
     let workload = context.workload();
@@ -37,12 +38,22 @@ pub fn human(plan: &Plan) -> String {
             self::stages((&context, sharing), ("b", placement.backward.as_slice()), (&needs, count))
         )
     };
-    let mut memories = table(&["memory", "needed", "usable", "filled"], &[1, 2, 3]);
+    let known = least.iter().any(|least| least.capacity.is_some());
+    let mut headings = vec!["memory", "filled", "usable", "share"];
+    headings.extend(known.then_some(["least size", "iteration then"]).into_iter().flatten());
+    let right: Vec<usize> = (1..headings.len()).collect();
+    let mut memories = table(&headings, &right);
     for (id, needed) in plan.peaks() {
         let memory = &context.hardware.memories()[id];
         let usable = memory.usable();
         let filled = percent(needed.as_f64() / usable.as_f64().max(1.0));
-        memories.add_row(vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled]);
+        let mut row = vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled];
+        if known {
+            let of = least.iter().find(|least| least.memory == id);
+            row.push(of.and_then(|least| least.capacity).map_or_else(|| "not known".into(), |size| size.to_string()));
+            row.push(of.and_then(|least| least.iteration).map_or_else(String::new, |time| format!("{time:.3}")));
+        }
+        memories.add_row(row);
     }
     let head_start = match placement.knobs.head_start {
         0 => String::new(),

@@ -118,7 +118,7 @@ impl<'a> CostSums<'a> {
             layers: cost.layers().len(),
             microbatches: context.workload().microbatches,
             training,
-            program_time: budget::share(options.time_limit, budget::BOUND_PROGRAM)
+            program_time: budget::share(options.limit(), budget::BOUND_PROGRAM)
                 .clamp(*budget::BOUND_PROGRAM_TIMES.start(), *budget::BOUND_PROGRAM_TIMES.end()),
             models: models(&devices),
             frozen,

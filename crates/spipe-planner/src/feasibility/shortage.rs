@@ -8,7 +8,9 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_base::{Bytes, LayerId, MemoryId};
-use spipe_plan::{Placement, System};
+use spipe_cost::Mode;
+use spipe_hardware::MemoryKind;
+use spipe_plan::{Context, Placement, System};
 use std::collections::BTreeMap;
 
 /// Checks that every layer fits some device, and that all memories together can hold the model.
@@ -45,6 +47,46 @@ pub(crate) fn obvious(costs: &CostSums<'_>) -> Result<(), PlanError> {
         ),
         hint: format!("add memory or devices, use a smaller model, or {hint}"),
         missing: Some(Bytes::new(needed - usable)),
+        certain: true,
+    })
+}
+
+/// Checks that all memories of the machine together hold what every placement of any system holds:
+/// parameters, optimizer state and caches. Gradients are left out, since some systems free those of
+/// a stage at once.
+///
+/// # Errors
+///
+/// The missing bytes, as a [`PlanError::Infeasible`]: no search can find a plan.
+pub fn enough_in_total(context: &Context<'_>) -> Result<(), PlanError> {
+    let cost = context.cost;
+    let held = |layer: LayerId| {
+        let able = cost.devices().filter(|device| cost.time(layer, *device).is_some());
+        let bytes = able.map(|device| cost.memory(layer, device));
+        bytes.map(|bytes| bytes.parameters + bytes.optimizer + bytes.cache).min().unwrap_or(Bytes::ZERO)
+    };
+    let needed: Bytes = cost.layers().map(held).sum();
+    let own = context.hardware.memories().iter().filter(|memory| memory.pageable_view_of.is_none());
+    let usable: Bytes = own.clone().map(|memory| memory.usable()).sum();
+    if needed <= usable {
+        return Ok(());
+    }
+    let missing = needed - usable;
+    let names: Vec<&str> = own.clone().map(|memory| memory.name.as_str()).collect();
+    let dram = own.filter(|memory| memory.kind == MemoryKind::Dram).max_by_key(|memory| memory.capacity);
+    let grown = dram.map_or("the machine", |memory| memory.name.as_str());
+    let (what, other) = match context.workload().mode {
+        Mode::Train => ("parameters and optimizer state", "a smaller model"),
+        _ => ("parameters and caches", "a smaller model or batch"),
+    };
+    let (have, reason) = (if names.len() == 1 { "has" } else { "together have" }, context.model.name());
+    Err(PlanError::Infeasible {
+        reason: format!(
+            "`{reason}` needs at least {needed} for {what}, and {} {have} {usable}: {missing} are missing",
+            listed(&names)
+        ),
+        hint: format!("give `{grown}` at least {missing} more, or use {other}"),
+        missing: Some(missing),
         certain: true,
     })
 }

@@ -24,6 +24,7 @@
 //! once another one does too.
 
 mod joint;
+pub(crate) mod readable;
 mod rebalance;
 mod residency;
 mod sharded;
@@ -89,6 +90,7 @@ pub(crate) fn refine(
     }
     loop {
         let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
+        let neighbours = thinned(neighbours, problem.most_neighbours());
         let mut promising = Promising::new((problem, costs), &best.1, neighbours, deadline);
         let mut next: Option<Scored> = None;
         let mut level: Option<(f64, Scored)> = None;
@@ -126,6 +128,13 @@ pub(crate) fn refine(
     }
 }
 
+/// Returns at most `most` of the neighbours, at equal distances in the list, which is in the order of
+/// their kind and stage.
+fn thinned(neighbours: Vec<Placement>, most: usize) -> Vec<Placement> {
+    let step = neighbours.len().div_ceil(most.max(1)).max(1);
+    neighbours.into_iter().step_by(step).collect()
+}
+
 /// Returns the computation of all devices for one microbatch, in ms.
 fn work(costs: &CostSums<'_>, placement: &Placement) -> f64 {
     let of_stage = |stage: &Stage| {
@@ -153,7 +162,8 @@ impl<'s, 'a> Promising<'s, 'a> {
         // Neighbours need no estimate once the time is over.
         let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
         let with_repair = |placement: Placement| {
-            let repaired = (!deadline.over()).then(|| repair::repaired(costs, of, &placement)).flatten();
+            let wanted = problem.options.has_programs() && !deadline.over();
+            let repaired = wanted.then(|| repair::repaired(costs, of, &placement)).flatten();
             repaired.into_iter().chain([placement])
         };
         let mut rated: Vec<(f64, Placement)> =

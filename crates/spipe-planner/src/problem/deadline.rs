@@ -29,7 +29,7 @@ pub(crate) struct Deadline<'a> {
 impl<'a> Deadline<'a> {
     pub fn new(problem: &Problem<'a>) -> Self {
         let truncated = Arc::new(AtomicBool::new(false));
-        Self { start: Instant::now(), limit: problem.options.time_limit, stop: problem.stop, truncated }
+        Self { start: Instant::now(), limit: problem.options.limit(), stop: problem.stop, truncated }
     }
 
     /// A deadline after `percent` % of the time that is left.

@@ -2,18 +2,21 @@
 //!
 //! - here: [`Problem`] with its [`Options`], [`Solution`], [`PlanError`], [`Planner`]
 //! - [`evaluator`]: the interface to the simulator
+//! - [`effort`]: searches that count steps
 //! - [`deadline`]: the time limit and the stop signal
 //! - [`pins`]: constraints that the user sets on the plan
 
 pub(crate) mod bound;
 pub(crate) mod budget;
 mod deadline;
+mod effort;
 mod evaluator;
 pub(crate) mod pins;
 pub(crate) mod tolerances;
 
 use self::pins::Pins;
 pub(crate) use deadline::Deadline;
+pub use effort::Effort;
 pub use evaluator::Evaluator;
 use spipe_base::{Bytes, SimTime};
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
@@ -48,6 +51,8 @@ pub struct Problem<'a> {
 pub struct Options {
     /// The time limit. Heuristic plans are made even at zero, and then reported as stopped.
     pub time_limit: Duration,
+    /// The steps of the search, where it is to end before it has nothing left to try.
+    pub effort: Option<Effort>,
     /// The search ends when no other placement can be faster by more than this fraction of the
     /// iteration time.
     pub gap: f64,
@@ -81,7 +86,8 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            time_limit: Duration::from_secs(60),
+            time_limit: Duration::from_secs(20),
+            effort: None,
             gap: 0.005,
             threads: 1,
             candidates_per_case: 16,
@@ -95,6 +101,51 @@ impl Default for Options {
             refinements: 3000,
             incumbent: None,
         }
+    }
+}
+
+/// The time limit of searches that have none: longer than any of them takes, and short enough to be
+/// divided and multiplied.
+const NO_LIMIT: Duration = Duration::from_secs(1_000_000);
+
+impl Options {
+    /// Returns the time limit.
+    pub(crate) fn limit(&self) -> Duration {
+        self.time_limit.min(NO_LIMIT)
+    }
+
+    /// Whether the search has a time limit.
+    pub(crate) fn is_limited(&self) -> bool {
+        self.time_limit < NO_LIMIT
+    }
+
+    /// Whether integer programs yield candidates.
+    pub(crate) fn has_programs(&self) -> bool {
+        self.effort.is_none_or(Effort::has_programs)
+    }
+}
+
+impl Problem<'_> {
+    /// Returns the size of the programs that are simulated, in actions of one kind.
+    fn size(&self) -> u64 {
+        let layers = self.context.cost.layers().len() as u64;
+        layers * self.context.workload().microbatches * self.context.cost.devices().len() as u64
+    }
+
+    /// Returns the most candidates of one system that are simulated.
+    pub(crate) fn most_candidates(&self) -> usize {
+        self.options.effort.map_or(usize::MAX, |effort| effort.candidates(self.size()))
+    }
+
+    /// Returns the most neighbours of one placement that local search estimates: eight for each that
+    /// it may simulate.
+    pub(crate) fn most_neighbours(&self) -> usize {
+        if self.options.effort.is_some() { 8 * self.most_refinements() } else { usize::MAX }
+    }
+
+    /// Returns the most neighbours of one placement that local search simulates.
+    pub(crate) fn most_refinements(&self) -> usize {
+        self.options.effort.map_or(self.options.refinements, |effort| effort.refinements(self.size()))
     }
 }
 
@@ -129,6 +180,8 @@ pub struct Solution {
     pub solves: usize,
     /// The number of subproblems (device order and schedule) that were distinguished.
     pub cases: usize,
+    /// The iteration time of the fastest plan of the heuristics, where they were part of the search.
+    pub baseline: Option<SimTime>,
     /// The results by system, where several were considered.
     pub considered: Vec<Considered>,
 }
@@ -154,7 +207,7 @@ impl Solution {
         let bound = bound.min(simulated);
         let gap = simulated.saturating_sub(bound).to_ms() / simulated.max(SimTime::ns(1)).to_ms();
         let (examined, solves, cases, considered) = (0, 0, 0, Vec::new());
-        Self { placement, status, bound, simulated, gap, examined, solves, cases, considered }
+        Self { placement, status, bound, simulated, gap, examined, solves, cases, baseline: None, considered }
     }
 }
 

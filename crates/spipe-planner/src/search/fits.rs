@@ -150,7 +150,7 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) 
 
 /// Returns the first plan that branch and bound finds.
 fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
-    let time_limit = budget::share(problem.options.time_limit, budget::FIRST_PLAN);
+    let time_limit = budget::share(problem.options.limit(), budget::FIRST_PLAN);
     let options = Options { gap: 1.0, time_limit, ..problem.options.clone() };
     let problem = Problem { context: problem.context, systems, options, ..*problem };
     crate::search::planner("ilp")?.plan(&problem).ok().map(|solution| solution.placement)

@@ -184,6 +184,8 @@ fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str)
         systems: spipe_planner::SYSTEMS.to_vec(),
         planner,
         time_limit: PLANNING,
+        effort: None,
+        watch: None,
         gap: 0.005,
         threads: planning::cores(),
         stop: &AtomicBool::new(false),
@@ -191,6 +193,7 @@ fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str)
         start: None,
         // Keeps the demo simple: all of a stage is on its device.
         host_help: false,
+        hint: false,
     })
 }
 
@@ -218,7 +221,7 @@ fn planned(found: &Found, greedy: Result<&Found, &Failure>) -> String {
     let Solution { bound, gap, .. } = &found.solution;
     let proven =
         format!("Lower bound of any plan of these systems: {bound:.3}, {} below the ilp's plan.", percent(*gap));
-    format!("{}\n{rows}\n\n{other} {proven}\n", report::stages::human(&found.plan))
+    format!("{}\n{rows}\n\n{other} {proven}\n", report::stages::human(&found.plan, &[]))
 }
 
 fn stages(plan: &Plan) -> String {

@@ -74,12 +74,17 @@ impl Portfolio<'_, '_> {
         let (limit, until) = (self.limit(), self.deadline.percent(budget::COUNTED));
         let known = &mut self.systems[index];
         let mut candidates = known.candidates.take().unwrap_or_else(|| allowed(self.problem, known.system));
-        let counted = from_milp::placements(costs, known.system, (limit, &until));
-        candidates.extend(counted.placements);
-        known.bound = known.bound.max(counted.least);
+        let programs = self.problem.options.has_programs();
+        if programs {
+            let counted = from_milp::placements(costs, known.system, (limit, &until));
+            candidates.extend(counted.placements);
+            known.bound = known.bound.max(counted.least);
+        }
         pipelines::leaving_or_not(&mut candidates);
         if known.system.family() == Family::Sharded {
-            candidates.extend(sharded::placements((costs, pins), (known.system, limit), &until));
+            if programs {
+                candidates.extend(sharded::placements((costs, pins), (known.system, limit), &until));
+            }
             candidates = sharded::promising((&costs.context, pins), candidates);
         }
         known.candidates = candidates.into();
@@ -97,10 +102,12 @@ impl Portfolio<'_, '_> {
         if family != Family::Sharded {
             fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
         }
+        let unfit = candidates.len() - fitting.len();
+        fitting.truncate(self.problem.most_candidates());
         // Candidates that are nearly as fast are improved as well.
         let reach = reach(family);
         // Placements that do not fit take no time worth limiting.
-        let (unfit, mut looks) = (candidates.len() - fitting.len(), 0);
+        let mut looks = 0;
         let mut list: Vec<(usize, Scored)> = Vec::new();
         let first = if family == Family::Sharded { FIRST_SHARED } else { *BATCHES.start() };
         let (mut left, mut size) = (fitting.as_slice(), first);
@@ -136,6 +143,7 @@ impl Portfolio<'_, '_> {
         known.examined += placements.len();
         let scored: Vec<Scored> =
             placements.into_par_iter().filter_map(|placement| judge(self.problem, placement)).collect();
+        self.programs = scored.iter().map(|(time, _)| *time).min();
         known.best = scored.into_iter().map(Some).fold(known.best.take(), faster);
     }
 }

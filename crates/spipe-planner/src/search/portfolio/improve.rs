@@ -8,7 +8,7 @@ use crate::search::{
 };
 use crate::{
     improve::refine,
-    problem::SYSTEMS,
+    problem::{Effort, SYSTEMS},
     score::judge::{Scored, faster},
     space::enumerate::few,
 };
@@ -33,12 +33,15 @@ impl Portfolio<'_, '_> {
         let time = |known: &SystemState| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
         order.sort_by_key(|index| (time(&self.systems[*index]), *index));
         order.retain(|index| self.systems[*index].bound < self.limit());
+        if self.problem.options.effort.is_some_and(Effort::improves_the_best_alone) {
+            order.truncate(1);
+        }
         let behind = order.split_off(REFINED.min(order.len()));
         let mut starts = self.starts(&order);
         let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
         let near =
             std::mem::take(&mut self.multi_stage_plans).into_iter().filter(|(time, _)| time.to_ms() < best * NEARBY);
-        let most = self.problem.options.refinements;
+        let most = self.problem.most_refinements();
         starts.extend(self.planned.into_iter().flat_map(|index| near.clone().map(move |start| (index, start, most))));
         // The first simulations show which starts are promising.
         let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY));
@@ -53,7 +56,7 @@ impl Portfolio<'_, '_> {
 
     /// Returns the placements of `systems` to start from.
     fn starts(&mut self, systems: &[usize]) -> Vec<RefinementStart> {
-        let most = self.problem.options.refinements;
+        let most = self.problem.most_refinements();
         let of = |index: &usize| self.systems[*index].best.clone().map(|start| (*index, start, most));
         let mut starts: Vec<RefinementStart> = systems.iter().filter_map(of).collect();
         for index in systems {
@@ -94,7 +97,8 @@ impl Portfolio<'_, '_> {
 
     /// Enumerates the placements of systems that have few and may still be faster.
     pub(crate) fn exhaust(&mut self) {
-        if self.deadline.over() || !few(&self.costs, self.problem.options.every_limit) {
+        let steps = self.problem.options.effort.is_some();
+        if steps || self.deadline.over() || !few(&self.costs, self.problem.options.every_limit) {
             return;
         }
         for index in 0..self.systems.len() {

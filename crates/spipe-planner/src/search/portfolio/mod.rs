@@ -55,13 +55,26 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     let of_start = of_start.filter(|start| SYSTEMS.contains(start) && planned.contains(start));
     let generated: Vec<System> = other.iter().copied().chain(of_start).collect();
     let mut search = Portfolio::new(problem, &generated);
+    shortage::enough_in_total(&problem.context)?;
     in_pool(problem, || {
-        search.decide(&planned)?;
+        let programs = problem.options.has_programs();
+        if programs {
+            search.decide(&planned)?;
+        }
         let balanced = search.begin();
         search.generate();
-        search.try_programs();
-        if !balanced {
+        if programs {
+            search.try_programs();
+        }
+        if programs && !balanced {
             search.balance();
+        }
+        if !programs && search.best().is_none() {
+            // A search with a time limit is followed by a longer one.
+            if !problem.options.is_limited() {
+                search.decide(&planned)?;
+            }
+            search.deadline.mark_truncated();
         }
         search.fall_back();
         search.bound_stages(&planned);
@@ -78,7 +91,9 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         let more = search.costs.training || !other.is_empty();
         options.time_limit = budget::share(search.deadline.left(), if more { budget::BRANCH_AND_BOUND } else { 100 });
         let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
-        let late = search.deadline.over() && search.best().is_some();
+        let known =
+            search.best().is_some() || (problem.options.effort.is_some() && problem.options.incumbent.is_some());
+        let late = known && (search.deadline.over() || problem.options.effort.is_some());
         let nothing = PlanError::NothingBetter { bound: SimTime::ZERO, examined: 0, stopped: true };
         search.join(&planned, if late { Err(nothing) } else { planner.plan(&planned_alone) })?;
     }
@@ -156,6 +171,8 @@ struct Portfolio<'s, 'a> {
     planned: Option<usize>,
     /// Error of the planner.
     refused: Option<PlanError>,
+    /// Iteration time of the fastest placement of Mobius' programs.
+    programs: Option<SimTime>,
     solves: usize,
     cases: usize,
 }
@@ -180,7 +197,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         let (heuristic_plans, fallback, multi_stage_plans, stage_bounds, refused) =
             (Vec::new(), None, Vec::new(), Vec::new(), None);
         let (multi_stage_examined, planned) = (0, None);
-        let (solves, cases) = (0, 0);
+        let (programs, solves, cases) = (None, 0, 0);
         Self {
             problem,
             costs,
@@ -193,6 +210,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             multi_stage_examined,
             planned,
             refused,
+            programs,
             solves,
             cases,
         }
@@ -230,7 +248,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
     fn begin(&mut self) -> bool {
         self.heuristic_plans = heuristics::filled(self.problem, &self.costs);
         let near = |(time, _): Scored| time.to_ms() < FAR * floor(&self.costs);
-        let balanced = self.best().is_some_and(near);
+        let balanced = self.problem.options.has_programs() && self.best().is_some_and(near);
         if balanced {
             self.balance();
         }
@@ -352,6 +370,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             (false, false) => OutcomeStatus::Feasible,
             (false, true) => OutcomeStatus::Stopped,
         };
+        let baseline = self.heuristic_plans.iter().map(|(time, _)| *time).chain(self.programs).min();
         let considered = |known: &SystemState| {
             let simulated = known.best.as_ref().map(|(time, _)| *time);
             // If no other placement fits, its best is the bound.
@@ -369,6 +388,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             examined,
             solves: self.solves,
             cases: self.cases.max(self.systems.len()),
+            baseline,
             considered,
             ..Solution::new((simulated, placement), bound, status)
         })

@@ -30,7 +30,9 @@ impl Portfolio<'_, '_> {
     /// Simulates candidates with several stages per device for the planned systems that may still
     /// be faster.
     pub(crate) fn cut(&mut self) {
-        let Some(index) = self.planned.filter(|_| self.costs.training) else { return };
+        // Its programs end by the clock.
+        let cuts = self.costs.training && self.problem.options.effort.is_none();
+        let Some(index) = self.planned.filter(|_| cuts) else { return };
         self.multi_stage_examined = 0;
         for number in 0..self.stage_bounds.len() {
             let ((system, least), limit) = (self.stage_bounds[number], self.limit());

@@ -210,6 +210,10 @@ impl<'s, 'a> Tree<'s, 'a> {
             self.grain = grain;
             self.sound(&cases);
         }
+        // Where steps are counted, any plan will do: the programs of single orders end by the clock.
+        if self.problem.options.effort.is_some() {
+            return self.conclude(false);
+        }
         let (decided, undecided): (Vec<usize>, Vec<usize>) =
             cases.into_iter().partition(|case| self.cases[*case].undecided().is_none());
         let ended = self.rounds(&decided);
