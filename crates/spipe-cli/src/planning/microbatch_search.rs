@@ -95,7 +95,7 @@ impl Search<'_> {
             }
         }
         for (index, workload) in workloads.iter().enumerate() {
-            if self.is_open(workload) {
+            if !self.sizes.has(workload.microbatch) || self.is_open(workload) {
                 let others = (workloads.len() - index) as u32;
                 let part = if workloads.len() == 1 { 1 } else { SHORT * others };
                 self.size(*workload, (self.left() / part, None), given)?;

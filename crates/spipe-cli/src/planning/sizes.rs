@@ -91,6 +91,11 @@ impl Sizes {
         self.sizes.get(&microbatch).map_or(SimTime::ZERO, |size| size.bound)
     }
 
+    /// Whether a size has a result.
+    pub fn has(&self, microbatch: u64) -> bool {
+        self.sizes.contains_key(&microbatch) || self.refusals.contains_key(&microbatch)
+    }
+
     /// Whether all of `count` sizes have a result.
     pub fn are(&self, count: usize) -> bool {
         let refused = self.refusals.keys().filter(|size| !self.sizes.contains_key(size));

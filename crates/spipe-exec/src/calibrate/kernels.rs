@@ -120,7 +120,7 @@ fn matmul((device, (_, width)): (&Device, Width), clock: &mut Clock) -> Vec<(Flo
         let sample = repeat(share, || timed(device, || a.clone().matmul(b.clone())));
         let work = Flops::flop(2.0 * (side as f64).powi(3));
         points.push((work, FlopsPerSecond::flops(work.get() / clock.note(sample).median.get())));
-        left = left.saturating_sub(start.elapsed());
+        left = left.saturating_sub(start.elapsed().saturating_sub(sample.compiling));
         // The next side takes eight times as long, for at least two repetitions.
         if sample.median.get() * 16.0 > left.as_secs_f64() {
             break;

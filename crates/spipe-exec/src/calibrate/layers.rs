@@ -2,7 +2,7 @@
 
 use super::{
     MeasuredLayer, Width,
-    clock::{Clock, sample},
+    clock::{Clock, sample, warm_up},
     kernels::{filled, finish},
 };
 use crate::{
@@ -128,10 +128,10 @@ pub(super) fn measure(
         ));
     }
     let bench = Bench::new(kind, (device, width))?;
-    let start = Instant::now();
     let mut sum = bench.gradients();
     let mut times: [Vec<Duration>; 5] = Default::default();
-    bench.run(&mut sum);
+    clock.exclude(warm_up(|| drop(bench.run(&mut sum))));
+    let start = Instant::now();
     while times[0].is_empty() || (times[0].len() < 60 && start.elapsed() < share) {
         let found = bench.run(&mut sum);
         times.iter_mut().zip(found).for_each(|(times, found)| times.push(found));
