@@ -85,7 +85,9 @@ pub(super) fn warm_up(mut work: impl FnMut()) -> Duration {
 
 /// Repeats `work`, which returns its own duration, for `time`: to warm up, then at least once.
 pub(super) fn repeat(time: Duration, mut work: impl FnMut() -> Duration) -> Sample {
-    let compiling = warm_up(|| drop(work()));
+    let compiling = warm_up(|| {
+        work();
+    });
     let start = Instant::now();
     let mut times = Vec::new();
     while times.is_empty() || (times.len() < MOST && start.elapsed() < time) {

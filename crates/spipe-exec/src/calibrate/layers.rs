@@ -130,7 +130,9 @@ pub(super) fn measure(
     let bench = Bench::new(kind, (device, width))?;
     let mut sum = bench.gradients();
     let mut times: [Vec<Duration>; 5] = Default::default();
-    clock.exclude(warm_up(|| drop(bench.run(&mut sum))));
+    clock.exclude(warm_up(|| {
+        bench.run(&mut sum);
+    }));
     let start = Instant::now();
     while times[0].is_empty() || (times[0].len() < 60 && start.elapsed() < share) {
         let found = bench.run(&mut sum);
