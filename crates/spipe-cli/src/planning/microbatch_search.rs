@@ -193,7 +193,11 @@ impl Search<'_> {
             Ended::Interrupted | Ended::Limit(_) => OutcomeStatus::Stopped,
             Ended::Exhausted | Ended::Effort(_) => OutcomeStatus::Feasible,
         };
-        let Some(watch) = request.watch else { return Found::new(request, workload, (solution, ended, None)) };
+        // A heuristic's plan is given as it is.
+        let chooses = self.planner.claim() == Claim::OptimalWithinGap;
+        let Some(watch) = request.watch.filter(|_| chooses) else {
+            return Found::new(request, workload, (solution, ended, None));
+        };
         let fastest = solution.simulated;
         let limits = (self.sizes.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
         let (workload, simulated, placement) =
