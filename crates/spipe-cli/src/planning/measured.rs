@@ -95,6 +95,9 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         pins: pinned.pins,
         start: None,
         host_help: true,
+        effort: None,
+        watch: None,
+        hint: false,
     })?;
     Ok(Work::Planned(Box::new(found.plan)))
 }

@@ -16,8 +16,8 @@
 
 mod evaluator;
 mod fits;
-pub mod measured;
 mod least;
+pub mod measured;
 mod microbatch_search;
 pub mod pareto;
 pub mod pins;

@@ -10,7 +10,7 @@ use spipe_base::{
     readable::{per_second, percent},
 };
 use spipe_plan::{ExpectedError, OutcomeStatus, System};
-use spipe_planner::{Effort, Solution, LARGEST_HEAD_START};
+use spipe_planner::{Effort, LARGEST_HEAD_START, Solution};
 
 /// The plan, its rivals and its proof. `front` is the text of the Pareto front, `least` the least
 /// memory for some plan, `output` the file that the plan was written to.
