@@ -95,7 +95,7 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         pins: pinned.pins,
         start: None,
         host_help: true,
-        effort: None,
+        effort: what.effort.map(Into::into),
         watch: None,
         hint: false,
     })?;

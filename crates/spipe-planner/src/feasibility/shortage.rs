@@ -9,7 +9,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{Bytes, LayerId, MemoryId};
 use spipe_cost::Mode;
-use spipe_hardware::MemoryKind;
+use spipe_hardware::{Memory, MemoryKind};
 use spipe_plan::{Context, Placement, System};
 use std::collections::BTreeMap;
 
@@ -66,7 +66,9 @@ pub fn enough_in_total(context: &Context<'_>) -> Result<(), PlanError> {
         bytes.map(|bytes| bytes.parameters + bytes.optimizer + bytes.cache).min().unwrap_or(Bytes::ZERO)
     };
     let needed: Bytes = cost.layers().map(held).sum();
-    let own = context.hardware.memories().iter().filter(|memory| memory.pageable_view_of.is_none());
+    // No system keeps state on a drive.
+    let holds = |memory: &&Memory| memory.pageable_view_of.is_none() && memory.kind != MemoryKind::Nvme;
+    let own = context.hardware.memories().iter().filter(holds);
     let usable: Bytes = own.clone().map(|memory| memory.usable()).sum();
     if needed <= usable {
         return Ok(());
