@@ -76,6 +76,9 @@ impl<'a> Explained<'a> {
             pins: what.pins.clone(),
             start: what.start.clone(),
             host_help: true,
+            effort: Some(spipe_planner::Effort::Low),
+            watch: None,
+            hint: false,
         })
         .ok()
     }

@@ -56,6 +56,9 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
             pins: Pins::default(),
             start: None,
             host_help: true,
+            effort: None,
+            watch: None,
+            hint: false,
         };
         all.push(compared(*system, &request)?);
     }
