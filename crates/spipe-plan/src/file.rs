@@ -1,6 +1,9 @@
 //! Plan files: JSON that contains the plan with its model and machine.
 
-use crate::{ExpectedError, Gain, Incumbent, Knobs, MemoryParts, Outcome, OutcomeStatus, Placement, Plan, SearchRecord, StageFile, System};
+use crate::{
+    ExpectedError, Gain, Incumbent, Knobs, MemoryParts, Outcome, OutcomeStatus, Placement, Plan, SearchRecord,
+    StageFile, System,
+};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
 use spipe_cost::Workload;
