@@ -1,7 +1,5 @@
 //! Profiles from what tools print about a machine.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use spipe_export::{Printed, hardware_from_topology};
 use spipe_hardware::Hardware;
 
