@@ -79,7 +79,7 @@ fn known_constants_are_found_again() {
 
 #[test]
 fn constants_that_no_run_feels_stay() {
-    let one_gpu: Vec<Work> = [1, 2, 4, 8].map(|microbatch| work(1, 1, microbatch, 2)).to_vec();
+    let one_gpu: Vec<Work> = [1, 2, 4, 8, 16, 32].map(|microbatch| work(1, 1, microbatch, 2)).to_vec();
     let fitted = fit(&runs(&one_gpu, &truth(&[(Constant::Products, 0.8)])), None, Vec::new()).unwrap();
     assert_eq!(value(&fitted, Constant::Links), None, "there is no copy");
 }

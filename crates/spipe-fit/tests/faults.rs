@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use spipe_base::Diagnostic;
+use spipe_base::{Diagnostic, Seconds};
 use spipe_fit::{Command, Field, Measured, Runs, Usage, torch::Profile};
 
 /// A file with one run, whose keys besides the name are given.
@@ -21,9 +21,9 @@ fn a_run_is_read_as_it_is_stated() {
     let run = &runs.runs[0];
     assert_eq!((run.usage, run.model.as_str(), run.hardware.as_deref()), (Usage::Fit, "gpt2", None));
     assert_eq!(run.command, Command::Plan(vec!["--global-batch".into(), "8".into()]));
-    assert_eq!(run.measured.unwrap().iteration(512).to_ms(), 10.0);
+    assert_eq!(run.measured, Some(Measured::Iteration(Seconds::ms(10.0))));
     let rate = Measured::TokensPerSecond(1024.0);
-    assert_eq!(rate.iteration(512).get(), 0.5);
+    assert_eq!(rate.iteration(512), Seconds::s(0.5));
 }
 
 #[test]
