@@ -2,21 +2,24 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-mod support;
-
 use spipe_base::SimTime;
 use spipe_schedule::{
     Order, Program, StreamedTimes, bare, bare_streamed, gis, interleaved, one_forward_one_backward, zb_h1, zb_v,
 };
 use spipe_sim::{Iterations, Options, simulate, simulate_explained};
-use support::times;
 
 fn programs() -> Vec<(String, Program)> {
-    let times = times(3.0, 2.0, 1.0, 0.25);
+    let times = StageTimes {
+        forward: SimTime::ms(3),
+        backward_input: SimTime::ms(2),
+        backward_weight: SimTime::ms(1),
+        latency: SimTime::ns(250_000),
+        weight_gradient_memory: StageTimes::UNIT.get(),
+    };
     let orders: [(&str, Order); 5] = [
         ("1f1b", one_forward_one_backward(4, 8, &[])),
         ("zb-h1", zb_h1(4, 8).unwrap()),
-        ("zb-v", zb_v(4, 8).unwrap()),
+        ("zb-v", zb_v(4, 8, &times, None).unwrap()),
         ("interleaved", interleaved(4, 2, 8).unwrap()),
         ("gis", gis(4, 2, 8, 4).unwrap()),
     ];
