@@ -119,7 +119,7 @@ pages-check: build
 
 .PHONY: gpu-check
 DEVICE ?= cuda:0
-## Rates, parity, memory cap, prediction error and tokens/s of a device, with the built binary: reports/gpu/. Untested on a GPU.
+## Rates, parity, memory cap, prediction error and tokens/s of a device, with the built binary: reports/gpu/.
 gpu-check:
 	crates/gpu-check.sh $(DEVICE)
 

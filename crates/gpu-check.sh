@@ -5,7 +5,7 @@
 #   crates/gpu-check.sh emulated:0      the same steps on CPU cores, with the demo's model
 #   crates/gpu-check.sh wgpu:0          on any device of Vulkan, be it a program: with a model that such a one gets through
 #
-# Untested on a GPU. SPIPE names the binary; CAP, MODEL, SMALL, STEPS, LONG_STEPS, PRECISIONS, DATA and OUT replace what is chosen
+# SPIPE names the binary; CAP, MODEL, SMALL, STEPS, LONG_STEPS, PRECISIONS, DATA and OUT replace what is chosen
 # below. Where PYTHON has PyTorch that knows the device (or TORCH_DEVICE), PyTorch with CPU offload trains the same model.
 set -eu
 

@@ -14,7 +14,7 @@
 //!
 //! Decoder-only transformers, image encoders and denoising networks can be trained and used for
 //! inference. Accelerators store and send f32, bf16 or f16; CPU cores that emulate an accelerator
-//! compute in f32 all the same. [`Executor::Cuda`] and [`Executor::Wgpu`] are untested on a GPU.
+//! compute in f32 all the same. [`Executor::Cuda`] was run on one GPU, [`Executor::Wgpu`] on none.
 //!
 //! Modules import only from modules further down:
 //!

@@ -46,7 +46,7 @@ pub enum Executor {
         /// The cores by number; if empty, a share of those that no other device names.
         cores: Vec<usize>,
     },
-    /// A CUDA device. Untested on a GPU.
+    /// A CUDA device; run on an NVIDIA H200.
     Cuda {
         /// Its number as CUDA counts.
         index: u32,
