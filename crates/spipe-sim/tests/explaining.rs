@@ -4,7 +4,8 @@
 
 use spipe_base::SimTime;
 use spipe_schedule::{
-    Order, Program, StreamedTimes, bare, bare_streamed, gis, interleaved, one_forward_one_backward, zb_h1, zb_v,
+    Order, Program, StageTimes, StreamedTimes, bare, bare_streamed, gis, interleaved, one_forward_one_backward, zb_h1,
+    zb_v,
 };
 use spipe_sim::{Iterations, Options, simulate, simulate_explained};
 
