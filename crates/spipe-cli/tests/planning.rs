@@ -117,7 +117,7 @@ fn every_choice_can_be_pinned() {
 
 #[test]
 fn clipping_is_part_of_the_plan_and_takes_time() {
-    let offload = ["--system", "zero-offload", "--microbatch", "1"];
+    let offload = ["--system", "zero-offload", "--microbatch", "1", "--runtime", "spipe"];
     let (code, free, err) = plan(&offload);
     assert_eq!(code, Some(0), "{err}");
     let (code, clipped, err) = plan(&[&offload[..], &["--clip-norm", "0.5"]].concat());
@@ -348,7 +348,7 @@ fn plans_that_their_system_does_not_allow_are_refused() {
         let (code, _, err) = spipe(&["simulate", path.to_str().unwrap()]);
         (code, err)
     };
-    let pinned = ["--system", "zero-offload", "--microbatch", "1", "--pin", "gradients-leave=1"];
+    let pinned = ["--system", "zero-offload", "--microbatch", "1", "--runtime", "spipe", "--pin", "gradients-leave=1"];
     let (code, offloaded, err) = plan(&pinned);
     assert_eq!((code, &offloaded["knobs"]["gradients-leave"]), (Some(0), &true.into()), "{err}");
     assert_eq!(simulated(&offloaded).0, Some(0));
