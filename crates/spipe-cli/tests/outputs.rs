@@ -78,7 +78,7 @@ fn absurd_figures_are_refused() {
         (2, "baseline tensor-data --model llama2-7b --hardware a100-80g-x2 --global-batch 18446744073709551615".into()),
         (3, "simulate many.json".into()),
         (3, "schedule custom empty.txt".into()),
-        (3, "schedule 1f1b --forward 1e30s".into()),
+        (2, "schedule 1f1b --forward 1e30s".into()),
         (2, "plan --model gpt2 --hardware one-gpu --global-batch 4 --seq-len 2048".into()),
         (2, "calibrate --model demo --seq-len 0 -o -".into()),
         (2, "calibrate --model demo --microbatch 0 -o -".into()),

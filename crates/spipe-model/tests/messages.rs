@@ -163,7 +163,8 @@ fn configs() {
     assert_eq!(
         refused("{\n  \"model_type\": \"t5\"\n}"),
         "error: unknown model type `t5`\n  --> config.json:2:3\n\
-         hint: known: bert, bloom, clip, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, qwen3_moe, roberta, vit"
+         hint: the nearest known: gpt2, gpt_neox, llama (known: bert, bloom, clip, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, \
+         qwen3_moe, roberta, vit)"
     );
     let text = "{\n  \"model_type\": \"llama\",\n  \"hidden_size\": 100,\n  \"num_attention_heads\": 7,\n  \
                 \"num_hidden_layers\": \"32\",\n  \"intermediate_size\": 0,\n  \"vocab_size\": 10\n}";
@@ -220,7 +221,7 @@ fn scores_and_activations_that_are_not_computed_are_warnings() {
 fn the_schema_knows_every_kind() {
     let schema = schema();
     let kinds = schema.as_value()["oneOf"].as_array().map(Vec::len);
-    assert_eq!(kinds, Some(5));
+    assert_eq!(kinds, Some(6));
     let text = schema.as_value().to_string();
     for word in ["format-version", "sliding-window", "boundary-activation", "patch-bias", "projection"] {
         assert!(text.contains(word), "{word}");
