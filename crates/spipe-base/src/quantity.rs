@@ -228,7 +228,7 @@ macro_rules! quantity {
         impl $name {
             #[doc = concat!("Creates a quantity from `value` in the base unit; `None` outside of ", $range, ", or if denormal.")]
             pub fn new(value: f64) -> Option<Self> {
-                let in_range = value >= $least && value <= $most && !value.is_subnormal();
+                let in_range = ($least..=$most).contains(&value) && !value.is_subnormal();
                 in_range.then_some(Self(value + 0.0))
             }
 

@@ -177,7 +177,7 @@ impl Wish {
     fn machine(&self, state: f64) -> String {
         if let Some(name) = &self.hardware {
             let enough = |machine: &Machine| machine.name == *name && self.gpus.is_none_or(|gpus| machine.gpus >= gpus);
-            if std::path::Path::new(name).is_file() || machines().iter().any(|machine| enough(&machine)) {
+            if std::path::Path::new(name).is_file() || machines().iter().any(&enough) {
                 return name.clone();
             }
         }

@@ -20,10 +20,13 @@ const DAMPING: (f64, f64, f64) = (1e-3, 8.0, 1e7);
 /// The step lengths along single coordinates that are tried where damped steps fail, at a kink.
 const PROBES: [f64; 4] = [0.1, 0.03, 0.01, 0.003];
 
+/// The residuals at coordinates.
+type Residuals<'a, E> = dyn Fn(&[f64]) -> Result<Vec<f64>, E> + 'a;
+
 /// A sum of squares to minimise within bounds.
 pub struct Problem<'a, E> {
     /// The residuals at coordinates.
-    pub residuals: &'a dyn Fn(&[f64]) -> Result<Vec<f64>, E>,
+    pub residuals: &'a Residuals<'a, E>,
     /// The least and the largest value of each coordinate.
     pub bounds: Vec<(f64, f64)>,
 }

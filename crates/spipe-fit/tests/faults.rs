@@ -1,7 +1,5 @@
 //! Bad input: every fault names its run and its field, at its place.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use spipe_base::{Diagnostic, Seconds};
 use spipe_fit::{Command, Field, Measured, Runs, Usage, torch::Profile};
 

@@ -1,7 +1,7 @@
 //! The rate of fused attention kernels, as a share of the arithmetic peak, counting the causal half
 //! alone.
 
-use crate::{AttentionFile, AttentionKernel, efficiency::interpolate};
+use crate::{AttentionFile, AttentionKernel, interpolation::interpolate};
 
 /// The shares of one device.
 #[derive(Clone, Debug, Default, PartialEq)]

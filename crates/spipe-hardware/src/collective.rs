@@ -1,6 +1,6 @@
 //! Measured times of collectives, as `nccl-tests` defines their bus bandwidth.
 
-use crate::{CollectiveFile, CollectiveKind, efficiency::interpolate};
+use crate::{CollectiveFile, CollectiveKind, interpolation::interpolate};
 use spipe_base::{Bytes, BytesPerSecond, Seconds};
 
 /// A collective of a number of GPUs of one machine.

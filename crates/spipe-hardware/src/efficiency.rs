@@ -5,7 +5,7 @@
 //! Parallel Computers, 1981): an operation of `n` units takes `startup + n / r∞`, so the rate is
 //! `r∞ · n / (n + n½)` with `n½ = r∞ · startup`, where `r∞` is a fraction of the peak.
 
-use crate::{Attention, DataType, EfficiencyFile};
+use crate::{Attention, DataType, EfficiencyFile, interpolation::interpolate};
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
 
@@ -140,20 +140,6 @@ impl Efficiency {
 /// Interpolates a bandwidth; `None` without points.
 fn bandwidth(points: &[(Bytes, BytesPerSecond)], bytes: Bytes) -> Option<BytesPerSecond> {
     BytesPerSecond::new(interpolate(points.iter().map(|(size, rate)| (size.as_f64(), rate.get())), bytes.as_f64()))
-}
-
-/// Interpolates the rate at `size` between points in ascending order: linear over ln(size),
-/// constant beyond the ends.
-pub(crate) fn interpolate(points: impl Iterator<Item = (f64, f64)>, size: f64) -> f64 {
-    let mut below: Option<(f64, f64)> = None;
-    for (at, rate) in points {
-        if size <= at {
-            return below
-                .map_or(rate, |(from, slower)| slower + (rate - slower) * (size / from).ln() / (at / from).ln());
-        }
-        below = Some((at, rate));
-    }
-    below.map_or(0.0, |(_, rate)| rate)
 }
 
 #[cfg(test)]

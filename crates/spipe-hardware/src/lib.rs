@@ -24,6 +24,7 @@ mod expand;
 mod file;
 mod fitted;
 mod hardware;
+mod interpolation;
 mod load;
 mod profiles;
 mod read;

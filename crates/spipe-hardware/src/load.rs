@@ -1,11 +1,11 @@
 //! The steps from a file to a checked machine: read, expand, check, build, check the connections.
 
 use crate::{
-    GpuFile, Hardware, HardwareFile, MemoryKind,
+    GpuFile, Hardware, HardwareFile, MemoryKind, Runtime,
     build::build,
     check::{check, node_names},
     expand::Parts,
-    read::parse,
+    read::{parse, parse_runtime},
     report::{Report, Source},
 };
 use spipe_base::{Bytes, Diagnostic, Faults, MemoryId};
@@ -172,4 +172,17 @@ fn check_connected(hardware: &Hardware, parts: &Parts, report: &mut Report<'_>) 
 fn list(hardware: &Hardware, memories: &[MemoryId]) -> String {
     let names: Vec<String> = memories.iter().map(|id| format!("`{}`", hardware.memories()[*id].name)).collect();
     names.join(", ")
+}
+
+impl Runtime {
+    /// Reads and checks a runtime. `file` is its name in messages.
+    ///
+    /// # Errors
+    /// All faults of the text, each with its position.
+    pub fn from_toml(file: &str, text: &str) -> Result<Self, Faults> {
+        let (root, syntax) = DeTable::parse_recoverable(text);
+        let mut report = Report::new(Source { file, text, root: Some(&root) });
+        let parsed = parse_runtime(&mut report, &syntax)?;
+        Self::checked(parsed, report)
+    }
 }

@@ -1,5 +1,7 @@
 //! Runtimes: the shipped files, their faults, and their effect on memories.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use spipe_base::{Bytes, Text};
 use spipe_hardware::{Constant, Hardware, Runtime, shipped, shipped_runtimes};
 

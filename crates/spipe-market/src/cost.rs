@@ -73,7 +73,7 @@ pub fn price(
         substituted: Vec::new(),
     };
     for item in &machine.items {
-        let one = of_item(catalogue, machine, item, (condition, as_of), rates, &mut found)?;
+        let one = of_item((catalogue, machine), item, (condition, as_of), rates, &mut found)?;
         found.range = found.range + one;
         found.items.push((item.clone(), one));
     }
@@ -82,8 +82,7 @@ pub fn price(
 
 /// The price of all pieces of an item.
 fn of_item(
-    catalogue: &Catalogue,
-    machine: &Composed,
+    (catalogue, machine): (&Catalogue, &Composed),
     item: &Item,
     (condition, as_of): (Condition, Date),
     rates: &Rates,

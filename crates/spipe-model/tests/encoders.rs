@@ -1,7 +1,5 @@
 //! Text encoders: parameters as `transformers` counts them, files that read back, and refused configs.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use spipe_model::{Batch, Model};
 
 fn config(kind: &str, class: &str, more: &str) -> String {

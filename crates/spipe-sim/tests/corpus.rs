@@ -1,7 +1,5 @@
 //! The corpus of the fuzz targets, replayed without a fuzzer.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 #[path = "../../fuzz/src/lib.rs"]
 mod targets;
 

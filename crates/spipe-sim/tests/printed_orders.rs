@@ -77,6 +77,6 @@ fn the_automatic_order_is_searched_with_these_times() {
     let limit: Bytes = StageTimes::UNIT * 4;
     let span = |order: &Order| -> SimTime { run(&bare_with_stage_times("zb", order, &each).unwrap()).iteration };
     let own = automatic(&each, 12, limit).unwrap();
-    let other = automatic(&vec![times(1.0, 1.0, 1.0, 0.0); 4], 12, limit).unwrap();
+    let other = automatic(&[times(1.0, 1.0, 1.0, 0.0); 4], 12, limit).unwrap();
     assert!(span(&own) <= span(&other), "{} and {}", span(&own), span(&other));
 }

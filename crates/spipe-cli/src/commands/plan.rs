@@ -14,7 +14,7 @@ use crate::{
 };
 use serde::Serialize;
 use spipe_base::Diagnostic;
-use spipe_plan::{OutcomeStatus, System};
+use spipe_plan::{OutcomeStatus, Plan, System};
 use std::time::Duration;
 
 /// Finds a plan, prints and writes it, or reports why there is none.
@@ -89,17 +89,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     if what.sensitivity {
         found = sensitivity::with_gains(&request, found)?;
     }
-    let (context, placement) = (found.plan.context(), found.plan.placement());
-    let remarks = [
-        spipe_plan::precision_remark(&context, placement),
-        spipe_plan::contrast_remark(&context),
-        spipe_plan::estimate_remark(&context),
-        spipe_plan::prompt_remark(&found.plan),
-    ];
-    let full = spipe_plan::fullness_remarks(&found.plan);
-    for remark in remarks.into_iter().flatten().chain(full) {
-        output::talk(&remark.to_string());
-    }
+    talk_about(&found.plan);
     if let Some(plot) = plot {
         plot.write(&found.plan)?;
     }
@@ -119,6 +109,20 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
             let front = front(&found, time_limit);
             output::print(&report::plan::human(&found, (&front, &least), what.output.as_deref()))
         }
+    }
+}
+
+/// Says on stderr what a reader of a plan should know.
+fn talk_about(plan: &Plan) {
+    let context = plan.context();
+    let remarks = [
+        spipe_plan::precision_remark(&context, plan.placement()),
+        spipe_plan::contrast_remark(&context),
+        spipe_plan::estimate_remark(&context),
+        spipe_plan::prompt_remark(plan),
+    ];
+    for remark in remarks.into_iter().flatten().chain(spipe_plan::fullness_remarks(plan)) {
+        output::talk(&remark.to_string());
     }
 }
 

@@ -57,7 +57,7 @@ fn enough_in_total(request: &Request<'_>) -> Result<(), Failure> {
         // A model without times is refused later.
         let Ok(cost) = CostTable::new(request.model, request.hardware, workload) else { continue };
         let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-        spipe_planner::enough_in_total(&context).map_err(|error| refusal::failure(&error))?;
+        spipe_planner::enough_in_total(&context).map_err(|error| remedies::settled(request, &error))?;
     }
     Ok(())
 }

@@ -65,6 +65,14 @@ pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Fai
     Failure::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
 }
 
+/// The refusal that a sum settles, with the memory that is missing.
+pub fn settled(request: &Request<'_>, error: &PlanError) -> Failure {
+    let diagnostic = Diagnostic::error(error.to_string());
+    let hint = refusal::hint(error).filter(|_| request.hint).map(str::to_owned);
+    let hint = hint.into_iter().chain(drives(request.hardware)).collect::<Vec<_>>().join("; ");
+    Failure::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
+}
+
 /// The drives of a machine that lacks memory: plans keep nothing on them.
 fn drives(hardware: &Hardware) -> Option<String> {
     let drives = hardware.memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);

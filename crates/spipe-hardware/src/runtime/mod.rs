@@ -20,7 +20,6 @@ pub use words::{AttentionKernel, CollectiveKind, CollectiveRates, LossKernel, No
 
 use crate::report::{Report, Source};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds, Text};
-use toml::de::DeTable;
 
 /// A checked runtime.
 #[derive(Clone, Debug, PartialEq)]
@@ -96,17 +95,6 @@ impl Default for Runtime {
 }
 
 impl Runtime {
-    /// Reads and checks a runtime. `file` is its name in messages.
-    ///
-    /// # Errors
-    /// All faults of the text, each with its position.
-    pub fn from_toml(file: &str, text: &str) -> Result<Self, Faults> {
-        let (root, syntax) = DeTable::parse_recoverable(text);
-        let mut report = Report::new(Source { file, text, root: Some(&root) });
-        let parsed = crate::read::parse_runtime(&mut report, &syntax)?;
-        Self::checked(parsed, report)
-    }
-
     /// Checks a runtime that was not read from text. `file` is its name in messages.
     ///
     /// # Errors
@@ -115,7 +103,7 @@ impl Runtime {
         Self::checked(parsed, Report::new(Source { file, text: "", root: None }))
     }
 
-    fn checked(file: RuntimeFile, mut report: Report<'_>) -> Result<Self, Faults> {
+    pub(crate) fn checked(file: RuntimeFile, mut report: Report<'_>) -> Result<Self, Faults> {
         check(&file, &mut report);
         report.into_sorted().or(Self { file })
     }
