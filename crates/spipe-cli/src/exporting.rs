@@ -17,7 +17,7 @@ const TOKENS: &str = "tokens.safetensors";
 /// The configuration in a folder of weights.
 const CONFIG: &str = "config.json";
 
-/// What is written beside the files of an export.
+/// The files written beside the files of an export.
 pub struct Extras<'a> {
     /// A folder of weights.
     pub weights: Option<&'a str>,

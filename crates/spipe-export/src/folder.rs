@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 pub struct Folder {
     /// The text of each file, by its name in the folder.
     pub files: BTreeMap<String, String>,
-    /// What runs otherwise than planned.
+    /// The parts of the plan that run otherwise.
     pub warnings: Faults,
 }
 

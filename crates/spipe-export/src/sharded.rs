@@ -7,7 +7,7 @@ use spipe_cost::Mode;
 use spipe_model::Precision;
 use spipe_plan::{Plan, Stage, Weights};
 
-/// What the scripts take from a plan.
+/// The settings that the scripts take from a plan.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Sharded {

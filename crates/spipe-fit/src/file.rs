@@ -121,7 +121,7 @@ impl Measured {
     }
 }
 
-/// What a run executed.
+/// The work that a run executed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// `spipe plan` with these options.
@@ -143,7 +143,7 @@ pub struct Stated {
     pub hardware: Option<String>,
     /// The runtime's name or path, if it is stated.
     pub runtime: Option<String>,
-    /// What was executed.
+    /// The work that was executed.
     pub command: Command,
     /// The measured time, if it is stated.
     pub measured: Option<Measured>,

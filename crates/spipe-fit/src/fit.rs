@@ -322,8 +322,8 @@ impl Fit<'_> {
 
 /// The constants that runs determine.
 struct Determined {
-    /// Those that they tell apart.
+    /// Constants that the runs tell apart.
     kept: Vec<usize>,
-    /// Those that change their times.
+    /// Constants that change the times of the runs.
     feels: Vec<usize>,
 }

@@ -10,7 +10,7 @@ use spipe_schedule::lower;
 use spipe_sim::iteration_time;
 use std::{collections::BTreeMap, fmt};
 
-/// What a run executes, in full.
+/// The work of a run, in full.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// A plan.
@@ -195,7 +195,7 @@ fn shown_peak(hardware: &Hardware, memory: &str, counted: Bytes) -> Bytes {
 pub struct Run {
     /// Its figures, as the file states them.
     pub stated: Stated,
-    /// What it executes.
+    /// Its work.
     pub work: Work,
 }
 

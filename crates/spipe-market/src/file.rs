@@ -418,7 +418,7 @@ pub struct RentPart {
     pub dram: Text<Bytes>,
     /// Whose price it has.
     pub kind: RentKind,
-    /// What an hour is paid for.
+    /// The unit that an hour is paid for.
     pub per: Per,
     /// The date of the figures.
     pub date: Date,

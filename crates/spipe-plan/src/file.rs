@@ -86,7 +86,7 @@ pub struct PlanFile {
     /// is read.
     #[serde(default)]
     pub peak_bytes: BTreeMap<String, Bytes>,
-    /// What fills each memory at its peak, by name of the memory and of the part: `weights`,
+    /// The bytes that fill each memory at its peak, by name of the memory and of the part: `weights`,
     /// `gradients`, `optimizer-state`, `activations`, `cache`, `buffers`. The parts of a memory add up
     /// to its peak. For information only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -95,7 +95,7 @@ pub struct PlanFile {
     pub model: Embedded,
     /// The machine.
     pub hardware: Embedded,
-    /// What executes the plan; by default the runtime `spipe`.
+    /// The runtime that executes the plan; by default the runtime `spipe`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<Embedded>,
     /// The share of each memory that the planner left free.

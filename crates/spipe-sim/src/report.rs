@@ -25,7 +25,7 @@ pub struct Simulation {
     pub steady: bool,
     /// The number of simulated actions, over all iterations.
     pub actions: u64,
-    /// What each memory holds at its peak, by memory and by part; the parts add up to the peak.
+    /// The bytes that each memory holds at its peak, by memory and by part; the parts add up to the peak.
     pub parts: Parts,
 }
 

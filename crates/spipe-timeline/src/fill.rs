@@ -1,4 +1,4 @@
-//! What fills the memories of a plan: one bar for each memory, with its parts one behind the other.
+//! The contents of the memories of a plan: one bar for each memory, with its parts one behind the other.
 //!
 //! ```text
 //! heading, notes

@@ -14,7 +14,7 @@ use std::fmt::Write as _;
 /// The share of its colour that a bubble has in a strip.
 const PALE: f64 = 0.28;
 
-/// What a column shows.
+/// The content of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Shown {
     /// Actions.
@@ -48,7 +48,7 @@ pub(crate) struct Run {
     pub(crate) from: usize,
     /// The column after the last one.
     pub(crate) to: usize,
-    /// What they show.
+    /// Their content.
     pub(crate) shown: Shown,
 }
 

@@ -1,4 +1,4 @@
-//! What a trace alone explains: waits, and the path of its dependencies.
+//! Explanations from a trace alone: waits, and the path of its dependencies.
 
 use crate::{Explanation, Piece, Trace, Wait};
 use spipe_base::{IdleCause, LaneId, LaneRole, SimTime};

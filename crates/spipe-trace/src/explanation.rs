@@ -94,7 +94,7 @@ pub struct Pitfall {
     pub place: String,
     /// The iteration less the iteration without it, in ms.
     pub cost_ms: f64,
-    /// What it is, and what to do.
+    /// The pitfall, and the remedy.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub words: String,
 }

@@ -18,7 +18,7 @@ pub struct CompareSystems {
     /// memory
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<String>,
-    /// What executes the plans: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// Runtime that executes the plans: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
     /// megatron, deepspeed) or a file; spipe if not given
     #[arg(long)]
     pub runtime: Option<String>,

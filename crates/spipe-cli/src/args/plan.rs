@@ -23,7 +23,7 @@ pub struct Plan {
     /// memory
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<String>,
-    /// What executes the plan: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// Runtime that executes the plan: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
     /// megatron, deepspeed) or a file; by default the one that runs the system on this machine
     #[arg(long)]
     pub runtime: Option<String>,
@@ -143,7 +143,7 @@ pub struct TensorData {
     /// The devices to use, such as gpu0,gpu1; all if not given
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<String>,
-    /// What executes it: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// Runtime that executes it: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
     /// megatron, deepspeed) or a file; by default the one that trains on this machine
     #[arg(long)]
     pub runtime: Option<String>,

@@ -7,7 +7,7 @@ use clap::Args as Group;
 pub struct Simulate {
     /// The plan
     pub plan: String,
-    /// What executes the plan, instead of the runtime that the plan names: spipe, pytorch,
+    /// Runtime that executes the plan, instead of the one that it names: spipe, pytorch,
     /// pytorch-compiled, megatron, deepspeed or a file
     #[arg(long)]
     pub runtime: Option<String>,

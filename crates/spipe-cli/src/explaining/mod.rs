@@ -1,4 +1,4 @@
-//! What would make a plan faster, and what makes it slow: changes and pitfalls, each judged by the
+//! Changes that make a plan faster, and pitfalls that make it slow, each judged by the
 //! simulator.
 //!
 //! ```text

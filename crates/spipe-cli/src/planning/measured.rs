@@ -29,7 +29,7 @@ pub struct Reader<'a> {
     pub runtime: &'a dyn Fn(&str) -> Result<Runtime, Failure>,
 }
 
-/// What a run names: model, machine, and runtime if it names one.
+/// The parts that a run names: model, machine, and runtime if it names one.
 type On = (Model, Hardware, Option<Runtime>);
 
 /// The work of a run.

@@ -69,7 +69,7 @@ pub enum DataError {
     /// A file of listed tokens that cannot be read.
     #[error("this is no safetensors file with the tokens of each step: {reason}")]
     Listed {
-        /// What is wrong with it.
+        /// The fault.
         reason: String,
     },
     /// Listed tokens that are no whole number of steps.

@@ -13,14 +13,14 @@ pub struct Document {
     /// The zero of their times, in ns.
     #[serde(rename = "baseTimeNanoseconds", default)]
     pub base: u64,
-    /// What an exported script adds.
+    /// The keys that an exported script adds.
     pub spipe: Option<Added>,
-    /// What PyTorch says of the process.
+    /// The process, as PyTorch names it.
     #[serde(rename = "distributedInfo")]
     pub distributed: Option<Distributed>,
 }
 
-/// What an exported script adds to the profiler's file.
+/// The keys that an exported script adds to the profiler's file.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Added {
@@ -35,7 +35,7 @@ pub struct Added {
     pub iterations_ms: Vec<f64>,
 }
 
-/// What PyTorch says of the process.
+/// The process, as PyTorch names it.
 #[derive(Debug, Deserialize)]
 pub struct Distributed {
     /// The rank of the process.

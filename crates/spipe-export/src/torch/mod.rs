@@ -27,7 +27,7 @@ const SCRIPTS: [(&str, &str); 5] = [
 /// its stages.
 ///
 /// # Errors
-/// What PyTorch cannot express, with the reason and the nearest plan that it can; faults of
+/// The parts that PyTorch cannot express, with the reason and the nearest plan that it can; faults of
 /// `custom`.
 pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
     refusal::check(plan)?;
@@ -51,7 +51,7 @@ pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
     Ok(folder)
 }
 
-/// What runs otherwise than planned.
+/// The parts of the plan that run otherwise.
 fn warnings(plan: &Plan, settings: &Settings) -> Faults {
     let mut warnings = Faults::new();
     if settings.is_mixed() {

@@ -34,9 +34,9 @@ const REST: f64 = 100.0;
 pub struct Illegal {
     /// The name of the rule.
     pub rule: &'static str,
-    /// What is wrong, with figures.
+    /// The fault, with figures.
     pub message: String,
-    /// What to do.
+    /// The remedy.
     pub hint: String,
 }
 
