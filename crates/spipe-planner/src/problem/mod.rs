@@ -86,7 +86,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            time_limit: Duration::from_secs(20),
+            time_limit: Duration::from_secs(60),
             effort: None,
             gap: 0.005,
             threads: 1,
