@@ -362,7 +362,7 @@ fn plans_that_their_system_does_not_allow_are_refused() {
     }
     let (code, err) = simulated(&here);
     assert_eq!((code, err.contains("runs on its device")), (Some(3), true), "{err}");
-    let (code, mut streamed, err) = plan(&["--system", "zero-infinity", "--microbatch", "1"]);
+    let (code, mut streamed, err) = plan(&["--system", "zero-infinity", "--microbatch", "1", "--runtime", "spipe"]);
     assert_eq!(code, Some(0), "{err}");
     streamed["system"] = "fsdp".into();
     let (code, err) = simulated(&streamed);
