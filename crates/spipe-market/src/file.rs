@@ -58,7 +58,7 @@ pub struct CatalogueFile {
     pub rent: Vec<RentPart>,
 }
 
-/// A figure that breaks a rule of [`check`](crate::Catalogue::check) and is right.
+/// A figure that breaks a rule of `spipe catalogue check` and is right.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct ExceptionFile {
