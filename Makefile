@@ -73,7 +73,7 @@ TORCH_ENV := target/torch-env
 ## Exports run by PyTorch itself, from PyPI, in a virtual environment of its own: losses, logits, traces, refusals.
 test-torch: build $(TORCH_ENV)/ready
 	cd $(PYTHON_TESTS) && OMP_NUM_THREADS=1 SPIPE=$(CURDIR)/target/release/spipe \
-	  timeout 900 $(CURDIR)/$(TORCH_ENV)/bin/python -B -m unittest -v
+	  timeout 1500 $(CURDIR)/$(TORCH_ENV)/bin/python -B -m unittest -v
 
 $(TORCH_ENV)/ready: $(PYTHON_TESTS)/requirements.txt
 	python3 -m venv $(TORCH_ENV)
