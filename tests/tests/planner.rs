@@ -172,7 +172,7 @@ fn no_heuristic_beats_the_plan_over_all_systems() {
     assert!(compared.get() >= 40, "{} plans were compared", compared.get());
 }
 
-/// Six layers on a GPU and a socket with so many MiB.
+/// Six layers on a GPU and a socket with memories of the given sizes, in MiB.
 fn six_layers(memory: u64, dram: u64) -> Instance {
     let layer = instances::LayerText {
         count: 6,

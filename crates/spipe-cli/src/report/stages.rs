@@ -123,7 +123,7 @@ fn stages(
     let stepped = kinds.iter().any(|kind| kind.trained && context.steps(&kind.stage) != kind.stage.device);
     let mut headings = vec!["stage", "device", "layers", "recomputed"];
     headings.extend(stepped.then_some("optimizer on"));
-    headings.extend(["parameters", "activations"]);
+    headings.extend(["weights", "saved"]);
     let right: Vec<usize> = (headings.len()..headings.len() + 3).collect();
     headings.extend(["state", "other", "memory"]);
     let mut rows = table(&headings, &right);

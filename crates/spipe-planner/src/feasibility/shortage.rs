@@ -51,6 +51,11 @@ pub(crate) fn obvious(costs: &CostSums<'_>) -> Result<(), PlanError> {
     })
 }
 
+/// The sum settles the question where it exceeds the memories by this factor. Below it, the sum lacks
+/// too much of what a plan holds (gradients, a seventh of it, and activations) for its shortage to be
+/// of use.
+const CLEARLY: f64 = 1.5;
+
 /// Checks that all memories of the machine together hold what every placement of any system holds:
 /// parameters, optimizer state and caches. Gradients are left out, since some systems free those of
 /// a stage at once.
@@ -70,7 +75,7 @@ pub fn enough_in_total(context: &Context<'_>) -> Result<(), PlanError> {
     let holds = |memory: &&Memory| memory.pageable_view_of.is_none() && memory.kind != MemoryKind::Nvme;
     let own = context.hardware.memories().iter().filter(holds);
     let usable: Bytes = own.clone().map(|memory| memory.usable()).sum();
-    if needed <= usable {
+    if needed.as_f64() <= usable.as_f64() * CLEARLY {
         return Ok(());
     }
     let missing = needed - usable;

@@ -20,7 +20,7 @@ use spipe_plan::Placement;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most pairs of a state and a layer, and the most comparisons of labels; beyond these nothing
-/// is decided. So many empty lists take 50 MB, and so much comparing less than a second.
+/// is decided. The empty lists take 50 MB then, and the comparisons less than a second.
 const MOST_PAIRS: usize = 1 << 21;
 const MOST_STEPS: usize = 1 << 27;
 
