@@ -10,15 +10,15 @@
 
 use crate::{
     DrawError,
-    canvas::{Align, Canvas, Medium, Type, encode_png, register_fonts, with_header},
+    canvas::{Align, Canvas, Medium, Type, bitmap, register_fonts, with_header},
+    heading::{Heading, LINE, MARGIN, NOTE},
     palette::Family,
 };
 use plotters::{
-    backend::{BitMapBackend, DrawingBackend, SVGBackend},
+    backend::{DrawingBackend, SVGBackend},
     drawing::IntoDrawingArea,
 };
 
-const MARGIN: f64 = 20.0;
 /// The height of a bar with its gap, and of the bar alone.
 const STEP: f64 = 22.0;
 const BAR: f64 = 16.0;
@@ -26,9 +26,6 @@ const BAR: f64 = 16.0;
 const LONGEST: f64 = 420.0;
 /// The room for the figure behind a bar.
 const ROOM: f64 = 190.0;
-const LINE: f64 = 18.0;
-const TITLE: Type = Type::new(16.0).bold();
-const NOTE: Type = Type::new(12.0).color([0x55; 3]);
 const NAME: Type = Type::new(12.0).align(Align::Right);
 const VALUE: Type = Type::new(12.0);
 
@@ -58,8 +55,7 @@ pub struct Bar {
 
 /// The places of the parts, in points.
 struct Layout {
-    title: Vec<String>,
-    notes: Vec<String>,
+    heading: Heading,
     left: f64,
     top: f64,
     size: (f64, f64),
@@ -76,12 +72,11 @@ impl Layout {
         let names = bars.bars.iter().map(|bar| NAME.width(&bar.name)).fold(0.0, f64::max);
         let left = MARGIN + names + 8.0;
         let width = left + LONGEST + ROOM + MARGIN;
-        let title = TITLE.wrap(&bars.title, width - 2.0 * MARGIN);
-        let notes: Vec<String> = bars.notes.iter().flat_map(|note| NOTE.wrap(note, width - 2.0 * MARGIN)).collect();
-        let top = MARGIN + (title.len() as f64) * 22.0 + notes.len() as f64 * LINE + 10.0;
+        let heading = Heading::of(&bars.title, &bars.notes, width);
+        let top = heading.bottom();
         let height = top + bars.bars.len() as f64 * STEP + LINE + MARGIN;
         let most = bars.bars.iter().filter_map(|bar| bar.value).fold(0.0, f64::max);
-        Ok(Self { title, notes, left, top, size: (width, height), most })
+        Ok(Self { heading, left, top, size: (width, height), most })
     }
 }
 
@@ -107,26 +102,14 @@ pub fn bars_svg(bars: &Bars) -> Result<String, DrawError> {
 pub fn bars_png(bars: &Bars) -> Result<Vec<u8>, DrawError> {
     register_fonts()?;
     let layout = Layout::of(bars)?;
-    let medium = Medium::bitmap(2);
-    let (width, height) = medium.pixels(layout.size);
-    let mut pixels = vec![255; width as usize * height as usize * 3];
-    draw(BitMapBackend::with_buffer(&mut pixels, (width, height)), medium, (bars, &layout))?;
-    encode_png(&pixels, (width, height))
+    bitmap(layout.size, 2, |backend, medium| draw(backend, medium, (bars, &layout)))
 }
 
 fn draw<DB: DrawingBackend>(backend: DB, medium: Medium, (bars, layout): (&Bars, &Layout)) -> Result<(), DrawError> {
     let area = backend.into_drawing_area();
     let canvas = Canvas::new(&area, medium);
     canvas.rect((0.0, 0.0, layout.size.0, layout.size.1), [255; 3])?;
-    let mut y = MARGIN;
-    for line in &layout.title {
-        y += 22.0;
-        canvas.text(line, (MARGIN, y - 6.0), TITLE)?;
-    }
-    for line in &layout.notes {
-        y += LINE;
-        canvas.text(line, (MARGIN, y - 5.0), NOTE)?;
-    }
+    layout.heading.draw(&canvas)?;
     for (index, bar) in bars.bars.iter().enumerate() {
         let top = layout.top + index as f64 * STEP;
         canvas.text(&bar.name, (layout.left - 8.0, top + 12.5), NAME)?;

@@ -2,6 +2,7 @@
 
 use crate::{DrawError, palette::Color};
 use plotters::{
+    backend::BitMapBackend,
     coord::Shift,
     drawing::DrawingArea,
     element::{PathElement, Polygon, Rectangle},
@@ -227,8 +228,21 @@ fn paint(color: Color) -> ShapeStyle {
     ShapeStyle::from(&RGBColor(red, green, blue))
 }
 
+/// Draws a picture of `size` points as a PNG file with `scale` pixels per point.
+pub(crate) fn bitmap(
+    size: (f64, f64),
+    scale: u32,
+    draw: impl FnOnce(BitMapBackend<'_>, Medium) -> Result<(), DrawError>,
+) -> Result<Vec<u8>, DrawError> {
+    let medium = Medium::bitmap(scale);
+    let (width, height) = medium.pixels(size);
+    let mut pixels = vec![255; width as usize * height as usize * 3];
+    draw(BitMapBackend::with_buffer(&mut pixels, (width, height)), medium)?;
+    encode_png(&pixels, (width, height))
+}
+
 /// Encodes pixels of three bytes as a PNG file.
-pub(crate) fn encode_png(pixels: &[u8], (width, height): (u32, u32)) -> Result<Vec<u8>, DrawError> {
+fn encode_png(pixels: &[u8], (width, height): (u32, u32)) -> Result<Vec<u8>, DrawError> {
     let mut file = Vec::new();
     let mut encoder = png::Encoder::new(&mut file, width, height);
     encoder.set_color(png::ColorType::Rgb);

@@ -17,12 +17,12 @@ mod memory;
 
 use crate::{
     DrawError, Picture,
-    canvas::{Canvas, Medium, encode_png, register_fonts, with_header},
+    canvas::{Canvas, Medium, bitmap, register_fonts, with_header},
     scene::Scene,
 };
 use layout::Layout;
 use plotters::{
-    backend::{BitMapBackend, DrawingBackend, SVGBackend},
+    backend::{DrawingBackend, SVGBackend},
     drawing::IntoDrawingArea,
 };
 
@@ -47,11 +47,8 @@ pub fn png(picture: &Picture) -> Result<Vec<u8>, DrawError> {
     let scene = Scene::of(picture);
     let layout = Layout::of(&scene);
     let points = layout.width as u64 * layout.height as u64;
-    let medium = Medium::bitmap(if points * 4 <= FINE_PIXELS { 2 } else { 1 });
-    let (width, height) = medium.pixels(layout.size());
-    let mut pixels = vec![255; width as usize * height as usize * 3];
-    draw(BitMapBackend::with_buffer(&mut pixels, (width, height)), medium, &scene, &layout)?;
-    encode_png(&pixels, (width, height))
+    let scale = if points * 4 <= FINE_PIXELS { 2 } else { 1 };
+    bitmap(layout.size(), scale, |backend, medium| draw(backend, medium, &scene, &layout))
 }
 
 fn draw<DB: DrawingBackend>(backend: DB, medium: Medium, scene: &Scene, layout: &Layout) -> Result<(), DrawError> {

@@ -11,16 +11,16 @@
 
 use crate::{
     DrawError,
-    canvas::{Align, Canvas, Medium, Type, encode_png, register_fonts, with_header},
+    canvas::{Align, Canvas, Medium, Type, bitmap, register_fonts, with_header},
+    heading::{Heading, LINE, MARGIN, NOTE},
     palette::{Color, ink_on},
 };
 use plotters::{
-    backend::{BitMapBackend, DrawingBackend, SVGBackend},
+    backend::{DrawingBackend, SVGBackend},
     drawing::IntoDrawingArea,
 };
 use spipe_base::Bytes;
 
-const MARGIN: f64 = 20.0;
 /// The height of a bar with its gap, and of the bar alone.
 const STEP: f64 = 34.0;
 const BAR: f64 = 24.0;
@@ -28,12 +28,9 @@ const BAR: f64 = 24.0;
 const FULL: f64 = 520.0;
 /// The room for the figures behind a bar.
 const ROOM: f64 = 200.0;
-const LINE: f64 = 18.0;
 /// The side of a swatch of the legend, and the distance between its entries.
 const SWATCH: f64 = 12.0;
 const ENTRY: f64 = 22.0;
-const TITLE: Type = Type::new(16.0).bold();
-const NOTE: Type = Type::new(12.0).color([0x55; 3]);
 const NAME: Type = Type::new(12.0).align(Align::Right);
 const VALUE: Type = Type::new(12.0);
 /// The colours of the parts, in the order in which they are first named (Okabe and Ito 2008,
@@ -83,8 +80,7 @@ impl FilledMemory {
 
 /// The places of the parts, in points.
 struct Layout {
-    title: Vec<String>,
-    notes: Vec<String>,
+    heading: Heading,
     left: f64,
     top: f64,
     size: (f64, f64),
@@ -97,9 +93,8 @@ impl Layout {
         let names = fill.memories.iter().map(|memory| NAME.width(&memory.name)).fold(0.0, f64::max);
         let left = MARGIN + names + 8.0;
         let width = left + FULL + ROOM + MARGIN;
-        let title = TITLE.wrap(&fill.title, width - 2.0 * MARGIN);
-        let notes: Vec<String> = fill.notes.iter().flat_map(|note| NOTE.wrap(note, width - 2.0 * MARGIN)).collect();
-        let top = MARGIN + (title.len() as f64) * 22.0 + notes.len() as f64 * LINE + 10.0;
+        let heading = Heading::of(&fill.title, &fill.notes, width);
+        let top = heading.bottom();
         let mut legend: Vec<String> = Vec::new();
         for (part, _) in fill.memories.iter().flat_map(|memory| &memory.parts) {
             if !legend.contains(part) {
@@ -107,7 +102,7 @@ impl Layout {
             }
         }
         let height = top + fill.memories.len() as f64 * STEP + 2.0 * LINE + MARGIN;
-        Self { title, notes, left, top, size: (width, height), legend }
+        Self { heading, left, top, size: (width, height), legend }
     }
 
     fn color(&self, part: &str) -> Color {
@@ -138,26 +133,14 @@ pub fn fill_svg(fill: &Fill) -> Result<String, DrawError> {
 pub fn fill_png(fill: &Fill) -> Result<Vec<u8>, DrawError> {
     register_fonts()?;
     let layout = Layout::of(fill);
-    let medium = Medium::bitmap(2);
-    let (width, height) = medium.pixels(layout.size);
-    let mut pixels = vec![255; width as usize * height as usize * 3];
-    draw(BitMapBackend::with_buffer(&mut pixels, (width, height)), medium, (fill, &layout))?;
-    encode_png(&pixels, (width, height))
+    bitmap(layout.size, 2, |backend, medium| draw(backend, medium, (fill, &layout)))
 }
 
 fn draw<DB: DrawingBackend>(backend: DB, medium: Medium, (fill, layout): (&Fill, &Layout)) -> Result<(), DrawError> {
     let area = backend.into_drawing_area();
     let canvas = Canvas::new(&area, medium);
     canvas.rect((0.0, 0.0, layout.size.0, layout.size.1), [255; 3])?;
-    let mut y = MARGIN;
-    for line in &layout.title {
-        y += 22.0;
-        canvas.text(line, (MARGIN, y - 6.0), TITLE)?;
-    }
-    for line in &layout.notes {
-        y += LINE;
-        canvas.text(line, (MARGIN, y - 5.0), NOTE)?;
-    }
+    layout.heading.draw(&canvas)?;
     for (index, memory) in fill.memories.iter().enumerate() {
         bar(&canvas, memory, (layout, layout.top + index as f64 * STEP))?;
     }

@@ -42,6 +42,7 @@ mod canvas;
 mod chart;
 mod error;
 mod fill;
+mod heading;
 mod html;
 mod palette;
 mod perfetto;

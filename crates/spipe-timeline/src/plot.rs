@@ -18,12 +18,12 @@ mod marks;
 
 use crate::{
     DrawError,
-    canvas::{Align, Canvas, Frame, Medium, Type, encode_png, register_fonts, with_header},
+    canvas::{Align, Canvas, Frame, Medium, Type, bitmap, register_fonts, with_header},
     palette::Color,
 };
 use axis::Ruler;
 use plotters::{
-    backend::{BitMapBackend, DrawingBackend, SVGBackend},
+    backend::{DrawingBackend, SVGBackend},
     drawing::IntoDrawingArea,
 };
 
@@ -137,11 +137,7 @@ pub fn plot_svg(plot: &Plot) -> Result<String, DrawError> {
 pub fn plot_png(plot: &Plot) -> Result<Vec<u8>, DrawError> {
     register_fonts()?;
     let layout = Layout::of(plot)?;
-    let medium = Medium::bitmap(2);
-    let (width, height) = medium.pixels(layout.size);
-    let mut pixels = vec![255; width as usize * height as usize * 3];
-    draw(BitMapBackend::with_buffer(&mut pixels, (width, height)), medium, plot, &layout)?;
-    encode_png(&pixels, (width, height))
+    bitmap(layout.size, 2, |backend, medium| draw(backend, medium, plot, &layout))
 }
 
 /// An entry of the legend.
