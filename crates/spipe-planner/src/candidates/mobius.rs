@@ -58,7 +58,7 @@ pub(crate) fn candidates(costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<P
     let cut = |turns: &usize| {
         let small = turns * gpus.len() <= MOST_STAGES;
         let until = deadline.at_most(time_limit);
-        let ends = if small && !costs.late(Some(&until)) { cuts(costs, &gpus, *turns, &settings) } else { None };
+        let ends = if small && !until.over() { cuts(costs, &gpus, *turns, &settings) } else { None };
         // A solution found by the time limit depends on the machine, so the result counts as
         // truncated.
         until.poll();

@@ -83,10 +83,7 @@ pub(crate) fn placements(
     };
     let all: Vec<(usize, Length, usize)> = shares(&costs.context).flat_map(of_shards).collect();
     let of_division = |(shards, length, resident): (usize, Length, usize)| {
-        // Tapered stages are only tried if there is time.
-        let tapered = matches!(length, Length::Tapered(..));
-        let late = || costs.late(Some(deadline)) || (tapered && deadline.over());
-        of_division((costs, pins), (system, shards, most), (length, resident), &late)
+        of_division((costs, pins), (system, shards, most), (length, resident), &|| deadline.over())
     };
     let found: Vec<Vec<(f64, Placement)>> = all.into_par_iter().map(of_division).collect();
     let mut list: Vec<(f64, Placement)> = found.into_iter().flatten().collect();

@@ -15,7 +15,7 @@ pub(crate) use crate::{
 };
 
 use crate::problem::budget;
-use crate::problem::{Deadline, Options};
+use crate::problem::{Effort, Options};
 use spipe_base::{DeviceId, LayerId, LinkId};
 use spipe_cost::{CostTable, Mode};
 use spipe_plan::{Context, Knob, transient_boundaries};
@@ -69,11 +69,9 @@ pub(crate) struct CostSums<'a> {
     pub runs: Vec<(usize, usize)>,
     /// The time limit of one linear or integer program that bounds iterations.
     pub program_time: Duration,
+    /// Whether one program is to bound a system, where several would bound it better.
+    pub one_program: bool,
 }
-
-/// The most runs of layers with which a program takes next to no time, so that it is solved even
-/// after the deadline.
-const FEW_RUNS: usize = 32;
 
 /// Returns the runs of consecutive layers of the same kind that `same` does not distinguish, as
 /// first layer and count.
@@ -93,12 +91,6 @@ pub(crate) fn runs(cost: &CostTable, same: &dyn Fn(usize, usize) -> bool) -> Vec
 }
 
 impl<'a> CostSums<'a> {
-    /// Whether to leave out another program that bounds iterations: the deadline is over and the
-    /// program has more than [`FEW_RUNS`] runs.
-    pub fn late(&self, deadline: Option<&Deadline<'_>>) -> bool {
-        self.runs.len() > FEW_RUNS && deadline.is_some_and(Deadline::over)
-    }
-
     /// The most boundary tensors of one microbatch that a device of a streamed system holds at a
     /// time, if `devices` devices take part; 3 per microbatch where [`transient_boundaries`]
     /// depends on the number of chunks.
@@ -120,6 +112,7 @@ impl<'a> CostSums<'a> {
             training,
             program_time: budget::share(options.limit(), budget::BOUND_PROGRAM)
                 .clamp(*budget::BOUND_PROGRAM_TIMES.start(), *budget::BOUND_PROGRAM_TIMES.end()),
+            one_program: options.effort == Some(Effort::Low),
             models: models(&devices),
             frozen,
             devices,

@@ -43,15 +43,10 @@ const MOST_SPLIT: usize = 64;
 /// Returns a lower bound of the iteration of every placement of `system`, which is weaker if
 /// `deadline` has expired.
 pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> Bound {
-    let stopped = deadline.is_some_and(Deadline::stopped);
     if system.family() == Family::Sharded {
-        let least = if stopped { Bound::NONE } else { least_of_shared((costs, pins), system, deadline) };
-        return least.max(compute_bound::of_shared(costs));
+        return least_of_shared((costs, pins), system, deadline).max(compute_bound::of_shared(costs));
     }
-    let of = |rules: SystemRules| {
-        let late = stopped || costs.late(deadline);
-        if late { compute_bound::of(costs, rules.computing) } else { relaxation(costs, &rules) }
-    };
+    let of = |rules: SystemRules| relaxation(costs, &rules, deadline);
     SystemRules::in_problem(costs, system).into_iter().map(of).fold(Bound::Infeasible, Bound::min)
 }
 
@@ -62,7 +57,7 @@ pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> Bound
     let turns: BTreeSet<Option<Warmup>> =
         of_stages.flat_map(|system| SystemRules::in_problem(costs, *system)).map(|rules| rules.turn).collect();
     let stages = SystemRules::of_stages(costs.host_help);
-    let bounds = turns.into_iter().map(|turn| relaxation(costs, &SystemRules { turn, ..stages }));
+    let bounds = turns.into_iter().map(|turn| relaxation(costs, &SystemRules { turn, ..stages }, None));
     bounds.reduce(Bound::min).unwrap_or(Bound::NONE)
 }
 
@@ -81,8 +76,12 @@ pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> Bound
 /// - Where each device has consecutive layers, every position of the chain has a bound of its own
 ///   ([`AssignmentProgram::chain_of_places`]).
 ///
-/// Without an answer of the solver, it is one pass alone.
-pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules) -> Bound {
+/// Without an answer of the solver, it is one pass alone; after `deadline`, the compute bound.
+pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules, deadline: Option<&Deadline<'_>>) -> Bound {
+    let late = || deadline.is_some_and(Deadline::over);
+    if late() {
+        return compute_bound::of(costs, rules.computing);
+    }
     let classes = classes(costs, rules);
     let chain = chain(costs, rules, &classes);
     if classes.is_empty() || !chain.is_finite() {
@@ -92,7 +91,9 @@ pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules) -> Bound {
     // A larger program would take longer than its bound is worth.
     let small = devices <= MOST_PLACES && devices * classes.len() * costs.runs.len() <= LARGEST;
     let turn = rules.turns(costs).filter(|_| small);
-    let of_part = |classes: &Vec<DeviceClass>| spread(costs, rules, (classes, chain), turn);
+    let of_part = |classes: &Vec<DeviceClass>| {
+        if late() { compute_bound::of(costs, rules.computing) } else { spread(costs, rules, (classes, chain), turn) }
+    };
     let parts = streaming_or_not(costs, rules, classes.clone());
     let pass = Bound::AtLeast(chain_or_zero(costs, rules, chain));
     parts.iter().map(of_part).fold(Bound::Infeasible, Bound::min).max(pass)
@@ -200,7 +201,7 @@ fn passing_gradients(layers: &[LayerMemory], alone: bool) -> u64 {
 /// ([`SystemRules::buffers`]).
 fn streaming_or_not(costs: &CostSums<'_>, rules: &SystemRules, classes: Vec<DeviceClass>) -> Vec<Vec<DeviceClass>> {
     let [class] = classes.as_slice() else { return vec![classes] };
-    if rules.streams == Permission::Forbidden || class.count > MOST_SPLIT {
+    if rules.streams == Permission::Forbidden || class.count > MOST_SPLIT || costs.one_program {
         return vec![classes];
     }
     let bytes = &costs.devices[class.members[0]].bytes;

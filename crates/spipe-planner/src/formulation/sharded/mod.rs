@@ -363,7 +363,7 @@ pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadl
     let all: Vec<(usize, Room)> =
         shares(&costs.context).flat_map(|shards| rooms.clone().map(move |room| (shards, room))).collect();
     let of_program = |(shards, room)| {
-        if costs.late(deadline) {
+        if deadline.is_some_and(Deadline::over) {
             Bound::NONE
         } else {
             ShardedProgram::new(costs, pins, (system, shards), room).least()
