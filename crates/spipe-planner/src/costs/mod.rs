@@ -51,9 +51,6 @@ pub(crate) struct CostSums<'a> {
     pub training: bool,
     /// Whether stages on GPUs may offload to the host.
     pub host_help: bool,
-    /// Whether a pin demands that sockets give priority to the optimizer steps that the next
-    /// iteration needs first.
-    pub urgent: bool,
     /// Whether a pin demands that optimizer steps are a phase of their own.
     pub phased: bool,
     /// The sums of each device.
@@ -117,7 +114,6 @@ impl<'a> CostSums<'a> {
             frozen,
             devices,
             host_help: options.host_help,
-            urgent: pins.knob(Knob::UrgentSteps) == Some(1),
             phased: pins.knob(Knob::SynchronousOptimizer) == Some(1),
             p2p_both_ways: cost
                 .devices()

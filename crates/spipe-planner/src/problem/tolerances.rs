@@ -50,9 +50,6 @@ pub(crate) const SHARDED_LOAD: f64 = 1e-5;
 /// An order of ten stages merges at most ten times, and loses at most the gap of half a percent.
 pub(crate) const LABELS: f64 = 3e-4;
 
-/// The same for the first labels that distinguish sockets, which are refined by [`LABELS`] later.
-pub(crate) const LABELS_OF_SOCKETS: f64 = 1e-3;
-
 /// The ms by which rounding to the simulator's clock may separate a plan from its bound: half a
 /// nanosecond for each of 200 actions of the critical cycle, or 10⁻⁶ of a long iteration.
 pub(crate) fn clock_error(ms: f64) -> f64 {

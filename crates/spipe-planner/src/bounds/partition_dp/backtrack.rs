@@ -20,8 +20,8 @@ pub(crate) struct DecidedPartition {
 pub(crate) fn trace(case: &Subproblem, first: &StageNode<'_>, sockets: f64) -> Option<DecidedPartition> {
     let ways = &first.ways[0].list;
     let least = |index: &usize| {
-        let Suffix { passes, sum, .. } = ways[*index].behind;
-        passes.max(sum / sockets.max(1.0))
+        let Suffix { passes, stepped, .. } = ways[*index].behind;
+        passes.max(stepped / sockets.max(1.0))
     };
     let mut index = (0..ways.len()).min_by(|one, other| least(one).total_cmp(&least(other)))?;
     let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };

@@ -1,7 +1,7 @@
 //! Labels of the dynamic program: path lengths through the stages behind a layer, with dominance.
 
 use crate::costs::HostOffload;
-use crate::problem::tolerances::{LABELS, LABELS_OF_SOCKETS};
+use crate::problem::tolerances::LABELS;
 
 /// Limits on the labels per layer.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -10,19 +10,11 @@ pub(crate) struct LabelLimits {
     pub most: usize,
     /// Labels that differ by less than this fraction of the iteration are merged.
     pub slack: f64,
-    /// Whether sockets are distinguished.
-    pub sockets: bool,
-    /// Whether the least iteration is bisected where the limit does not refuse everything.
-    pub bisects: bool,
 }
 
 impl LabelLimits {
     /// From the fastest to the most exact.
-    pub const ALL: [Self; 3] = [
-        Self { most: 24, slack: LABELS, sockets: false, bisects: true },
-        Self { most: 64, slack: LABELS_OF_SOCKETS, sockets: true, bisects: false },
-        Self { most: 256, slack: LABELS, sockets: true, bisects: true },
-    ];
+    pub const ALL: [Self; 2] = [Self { most: 24, slack: LABELS }, Self { most: 256, slack: LABELS }];
 }
 
 /// Limit on distinguished sockets, as most machines have at most two; stages on others are bounded one
@@ -95,15 +87,8 @@ pub(crate) struct Suffix {
     pub between: f64,
     /// Z.
     pub turns: Turns,
-    /// D and Y, by socket.
-    pub last: [f64; SOCKETS],
-    pub all: [f64; SOCKETS],
-    /// Y at the first stage that a socket updates, and the forwards and activations before that
-    /// stage.
-    pub closed: [f64; SOCKETS],
-    pub since: [f64; SOCKETS],
-    /// Sum of `closed` over all sockets, with V for a socket that updates nothing.
-    pub sum: f64,
+    /// The steps on sockets.
+    pub stepped: f64,
     /// Bytes in the memory of each socket.
     pub held: [u64; SOCKETS],
 }
@@ -115,43 +100,31 @@ impl Suffix {
         passes: 0.0,
         between: 0.0,
         turns: Turns([0.0; TURNS]),
-        sum: 0.0,
-        since: [0.0; SOCKETS],
-        closed: [f64::NEG_INFINITY; SOCKETS],
-        last: [f64::NEG_INFINITY; SOCKETS],
-        all: [f64::NEG_INFINITY; SOCKETS],
+        stepped: 0.0,
         held: [0; SOCKETS],
     };
 
-    /// Returns the components that dominance compares; those of sockets only if `sockets`.
-    pub fn shape(&self, sockets: bool) -> DominanceKey {
-        let mut shape = [0.0; 8];
-        let shared = [self.sum, self.passes, self.between].into_iter();
-        let of_sockets = self.all.into_iter().chain(self.last).filter(|_| sockets);
-        shape.iter_mut().zip(shared.chain(of_sockets)).for_each(|(part, ms)| *part = ms as f32);
-        DominanceKey(shape)
+    /// Returns the components that dominance compares.
+    pub fn shape(&self) -> DominanceKey {
+        DominanceKey([self.passes, self.between, self.stepped].map(|ms| ms as f32))
     }
 
     /// Takes the minimum with `other` in every component.
     fn join(&mut self, other: &Self) {
         (self.first, self.back) = (self.first.min(other.first), self.back.min(other.back));
         self.passes = self.passes.min(other.passes);
-        (self.between, self.sum) = (self.between.min(other.between), self.sum.min(other.sum));
+        (self.between, self.stepped) = (self.between.min(other.between), self.stepped.min(other.stepped));
         self.turns.join(&other.turns);
         for socket in 0..SOCKETS {
-            self.last[socket] = self.last[socket].min(other.last[socket]);
-            self.all[socket] = self.all[socket].min(other.all[socket]);
-            self.closed[socket] = self.closed[socket].min(other.closed[socket]);
-            self.since[socket] = self.since[socket].min(other.since[socket]);
             self.held[socket] = self.held[socket].min(other.held[socket]);
         }
     }
 }
 
 /// Components that dominance compares, in ms. They only decide which labels are merged, so they may
-/// be rounded; eight are compared at once.
+/// be rounded.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct DominanceKey([f32; 8]);
+pub(crate) struct DominanceKey([f32; 3]);
 
 impl DominanceKey {
     /// Returns whether it is no worse in any component, up to `slack` ms.
@@ -162,9 +135,7 @@ impl DominanceKey {
 
     /// Returns the loss if the two are merged, in ms.
     fn distance(&self, other: &Self) -> f32 {
-        let lost = |(one, other): (&f32, &f32)| {
-            if one.is_finite() && other.is_finite() { (one - other).abs() } else { 0.0 }
-        };
+        let lost = |(one, other): (&f32, &f32)| (one - other).abs();
         self.0.iter().zip(&other.0).map(lost).sum()
     }
 }
@@ -192,7 +163,7 @@ impl LabelSet {
     /// Inserts a label. If a known one dominates it up to `slack` ms, or the limit is reached, it
     /// is merged into that one or the nearest one, which takes the minimum of both.
     pub fn keep(&mut self, mut way: Label, (grain, slack): (LabelLimits, f64)) {
-        let shape = way.behind.shape(grain.sockets);
+        let shape = way.behind.shape();
         if let Some(index) = self.shapes.iter().position(|known| known.covers(&shape, slack as f32)) {
             self.list[index].behind.join(&way.behind);
             return;
@@ -209,7 +180,7 @@ impl LabelSet {
             self.list.push(way);
             return;
         }
-        let distance = |known: &Label| known.behind.shape(grain.sockets).distance(&shape);
+        let distance = |known: &Label| known.behind.shape().distance(&shape);
         let distances = self.list.iter().map(distance).enumerate();
         if let Some((nearest, _)) = distances.min_by(|(_, one), (_, other)| one.total_cmp(other)) {
             self.list[nearest].behind.join(&way.behind);

@@ -16,40 +16,26 @@
 //!        U + (m − K) F + (m − 1)(R + B)
 //!        (m − 1) F + (m − K)(R + B) + L
 //!        U + Z(m − K − 1) + L         if m > K
-//! D  from the last one's arrival to the end of all steps of socket s for these stages:
-//!        the longer of F + a + D′ and L + out, plus the step;
-//!        L + out and the step only if s updates this stage
-//! Y  from the first one's arrival to that end: the longest of these, plus the step;
-//!    V + out and the step only if s updates this stage
-//!        F + a + Y′                   V + out
-//!        m F + (m − K)(R + B) + a + D′
-//!        U + Z(m − K − 1) + F + a + D′    if m > K
 //! Z  Z(n): from a forward between the first and the last to the backward that the forward of
 //!    n microbatches later follows, with d more in flight here than behind: the longest of
 //!        F + R + B                    if n = 1
 //!        Z(k) + Z(n − k)              F + a + Z′(n − d) + g + B
 //! X  from the last one's arrival to the first one's gradient in the next iteration: the longest of
-//!        F + a + X′ + g + B           U + L + the step on the own device
-//!        U + D + the parameters' way back
+//!        F + a + X′ + g + B           U + L + the stage's step
 //! ```
 //!
 //! An iteration takes at least
 //!
 //! - V plus the step on the stage's own device, or plus gradients out, the step and parameters back
 //!   if it goes to a socket;
-//! - Y plus the parameters' way back, since a socket updates the stages behind before this one;
 //! - X′ + g + B + Z(m − K − 1) + F + a, if m > K;
 //! - m F in inference.
 //!
-//! The bounds that involve sockets hold where sockets update stages in the order in which stages
-//! end.
-//!
-//! Sockets share the steps. A label therefore also has the sum over all sockets of Y at the first
-//! stage that each updates, or of V if it updates none: a stage that is updated adds its step, and
-//! the forwards and activations since.
+//! Sockets share the steps: those of all stages together take no longer than the iteration. The order
+//! in which a socket updates several stages is left to the event graph.
 //!
 //! A label has these path lengths and the bytes in host memories: nothing else of the stages behind
-//! matters. Several labels may be best in V, X, Y or the sum of Y. The [`LabelLimits`] limits how many
+//! matters. Several labels may be best in V, X or the steps of the sockets. The [`LabelLimits`] limits how many
 //! are kept; the others are merged into one that is as good as both, so that a refusal is certain.
 //! Last stages that subproblems have in common are evaluated once.
 
@@ -388,7 +374,6 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
         if !self.cycles() {
             return Some(Suffix { held, ..Suffix::NOTHING });
         }
-        let stepper = helper.filter(|_| choice.host_offload.optimizer);
         let (times, wires) = (&choice.times, at.wires[to]);
         let mut behind = match next {
             Some(next) => self.onwards(at, (times, wires), next)?,
@@ -397,28 +382,10 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
                 Suffix { first: busy, back: busy, passes: m * busy, turns: Turns::staying(busy), ..Suffix::NOTHING }
             }
         };
-        // With `urgent-steps`, a stage does not wait for the socket's steps of later stages.
-        if let Some(stepper) = stepper.filter(|_| !self.costs.urgent) {
-            let (last, all) = (&mut behind.last[stepper], &mut behind.all[stepper]);
-            *last = last.max(behind.back + times.out) + times.step;
-            *all = all.max(behind.passes + times.out) + times.step;
-            if *all + times.back > self.limit {
-                return None;
-            }
-            behind.between = behind.between.max(behind.first + *last + times.back);
-            behind.closed[stepper] = *all;
-            behind.sum += behind.since[stepper] + times.step;
-            behind.since[stepper] = 0.0;
-        } else {
-            behind.between = behind.between.max(behind.first + behind.back + choice.times.stepped());
-        }
-        let closed = &behind.closed[..self.sockets.len()];
-        let most = |closed: &f64| if closed.is_finite() { *closed } else { behind.passes };
-        let others = self.all_sockets - closed.len() as f64;
-        behind.sum = behind.sum.max(closed.iter().map(most).sum::<f64>() + others * behind.passes);
-        let most = self.all_sockets * self.limit;
-        let passed = behind.passes + choice.times.stepped().max(self.before[from]);
-        let met = passed <= self.limit && behind.sum <= most;
+        behind.between = behind.between.max(behind.first + behind.back + times.stepped());
+        behind.stepped += if choice.host_offload.optimizer { times.step } else { 0.0 };
+        let passed = behind.passes + times.stepped().max(self.before[from]);
+        let met = passed <= self.limit && behind.stepped <= self.all_sockets * self.limit;
         met.then_some(Suffix { held, ..behind })
     }
 
@@ -434,7 +401,6 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
             .max(way + next.passes)
             .max(first + rest * forward + (m - 1.0) * turned)
             .max((m - 1.0) * forward + rest * turned + last);
-        let mut until_last = m * forward + rest * turned;
         let turns = match at.fewer {
             Some(fewer) => next.turns.before(times.busy(), (way, fewer)),
             None => Turns::staying(times.busy()),
@@ -445,18 +411,9 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
                 return None;
             }
             passes = passes.max(first + steady + last);
-            until_last = until_last.max(first + steady + forward);
         }
         let between = way + next.between;
-        let mut behind = Suffix { first, back: last, passes, between, turns, ..*next };
-        for socket in 0..self.sockets.len() {
-            if next.closed[socket].is_finite() {
-                behind.since[socket] += forward + there;
-            }
-            behind.last[socket] = forward + there + next.last[socket];
-            behind.all[socket] = (forward + there + next.all[socket]).max(until_last + there + next.last[socket]);
-        }
-        Some(behind)
+        Some(Suffix { first, back: last, passes, between, turns, ..*next })
     }
 }
 

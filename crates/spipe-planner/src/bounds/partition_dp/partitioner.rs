@@ -109,7 +109,7 @@ impl<'f, 'a> Partitioner<'f, 'a> {
 
     /// Returns such a partition of one subproblem, with its host offloads decided.
     pub fn decided(&self, case: &Subproblem, limit: f64) -> Option<DecidedPartition> {
-        self.divide(&[case], (limit, LabelLimits::ALL[1]), None).into_iter().flatten().flatten().next()
+        self.divide(&[case], (limit, LabelLimits::ALL[0]), None).into_iter().flatten().flatten().next()
     }
 
     /// Returns such a partition of one subproblem.

@@ -236,9 +236,6 @@ impl<'s, 'a> Tree<'s, 'a> {
                 return;
             }
             if self.least_of_interest() >= limit {
-                if !self.grain.bisects {
-                    return;
-                }
                 let found = self.found.examined;
                 self.bisect(open.clone(), limit);
                 if found == self.found.examined || self.least_of_interest() >= limit {
