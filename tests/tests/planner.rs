@@ -84,7 +84,7 @@ fn heuristics() -> [(&'static str, &'static [System]); 3] {
 #[test]
 fn the_plan_over_all_systems_is_the_best_of_all_systems() {
     let compared = Cell::new(0);
-    run(40, instance_of(6), |instance| {
+    run(24, instance_of(6), |instance| {
         let options = || Options { refinements: 60, every_limit: 0, ..Options::default() };
         let all = solve(&instance, &System::ALL, options());
         let again = solve(&instance, &System::ALL, Options { threads: 3, ..options() });
@@ -104,7 +104,7 @@ fn the_plan_over_all_systems_is_the_best_of_all_systems() {
         }
         Ok(())
     });
-    assert!(compared.get() >= 100, "{} plans were compared", compared.get());
+    assert!(compared.get() >= 60, "{} plans were compared", compared.get());
 }
 
 /// With and without early stops of simulations, bounds hold, no heuristic has a faster plan, and the
@@ -112,7 +112,7 @@ fn the_plan_over_all_systems_is_the_best_of_all_systems() {
 #[test]
 fn early_stops_change_none_of_the_promises() {
     let compared = Cell::new(0);
-    run(20, instance_of(6), |instance| {
+    run(12, instance_of(6), |instance| {
         let options = |threads| Options { threads, refinements: 400, every_limit: 0, ..Options::default() };
         let plain = |options| without_early_stops(instance.context(), &System::ALL, options, plan_of);
         let with = solve(&instance, &System::ALL, options(1));
@@ -136,7 +136,7 @@ fn early_stops_change_none_of_the_promises() {
         }
         Ok(())
     });
-    assert!(compared.get() >= 40, "{} plans were compared", compared.get());
+    assert!(compared.get() >= 24, "{} plans were compared", compared.get());
 }
 
 /// Where the host may not help, the systems whose stages are planned leave nothing to it.
@@ -169,7 +169,7 @@ fn no_heuristic_beats_the_plan_over_all_systems() {
         }
         Ok(())
     });
-    assert!(compared.get() >= 40, "{} plans were compared", compared.get());
+    assert!(compared.get() >= 24, "{} plans were compared", compared.get());
 }
 
 /// Six layers on a GPU and a socket with memories of the given sizes, in MiB.

@@ -81,7 +81,7 @@ fn a_part_of_a_machine_is_planned_and_kept_in_the_plan() {
 #[test]
 fn tables_fit_the_terminal() {
     let plan = |machine: &str| {
-        format!("plan --model gpt2-xl --hardware {machine} --global-batch 16 --time-limit 2s --sensitivity")
+        format!("plan --model gpt2-xl --hardware {machine} --global-batch 16 --time-limit 200ms --sensitivity")
     };
     let commands = [
         "model show llama2-7b".to_owned(),

@@ -4,7 +4,7 @@
 //! ```text
 //!            ┌ greedy       fills GPUs in layer order, spills to sockets     heuristic
 //! Problem ──►┤ dp           balances the stages of each device order         heuristic
-//!            │ ilp          proves a lower bound, simulates contenders       optimal within gap
+//!            │ ilp          proves a lower bound, simulates contenders       within the stated gap
 //!            ├ exhaustive   simulates every placement of a small problem     optimal
 //!            └ mobius-mip   cuts Mobius' stages by its integer program       heuristic
 //! ```
@@ -21,9 +21,7 @@
 //! ```text
 //! device orders up to symmetry × schedules = subproblems
 //!   └─► lower bound of each ─┬─ no better than the best plan: skipped
-//!                            └─ ILP ─► candidate ─► score ─► best plan
-//!                                ▲                    │
-//!                                └────────────────────┘  critical cycles as cuts, no-goods
+//!                            └─ its partitions ─► score ─► best plan
 //! ```
 //!
 //! [`fits`] decides before any search whether anything fits. The bytes that layers need on a device

@@ -107,7 +107,6 @@ fn without_time_the_ilp_returns_a_heuristic_plan_and_says_so() {
     let solution = plan_with(&instance, "ilp", options, false).unwrap();
     assert!(matches!(solution.status, OutcomeStatus::Stopped | OutcomeStatus::Optimal), "{solution:?}");
     assert!(spipe_plan::check(&instance.context(), &solution.placement).is_ok());
-    assert_eq!(solution.solves, 0);
     assert!(solution.bound <= solution.simulated);
 }
 

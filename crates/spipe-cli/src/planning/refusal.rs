@@ -12,7 +12,7 @@ pub fn failure(error: &PlanError) -> Failure {
         PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NothingBetter { .. } => {
             Failure::Infeasible(diagnostic)
         }
-        PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. } => Failure::Stopped(diagnostic),
+        PlanError::StoppedWithoutPlan { .. } => Failure::Stopped(diagnostic),
         PlanError::TooLarge { .. } | PlanError::NoSystem => Failure::Arguments(diagnostic.into()),
         PlanError::Threads { .. } => Failure::Bug(error.to_string()),
     }
@@ -23,7 +23,6 @@ pub fn hint(error: &PlanError) -> Option<&str> {
     match error {
         PlanError::Infeasible { hint, .. } => Some(hint),
         PlanError::StoppedWithoutPlan { .. } => Some("allow more time with `--time-limit`"),
-        PlanError::Numerical { .. } => Some("try another planner, such as `--planner dp`"),
         PlanError::TooLarge { .. } => Some("use `--planner ilp`"),
         PlanError::NoSystem => Some("allow `gpipe` or `1f1b`, or use `--system auto`"),
         PlanError::NothingRuns { .. } => {
@@ -42,23 +41,16 @@ mod tests {
     fn every_error_has_its_exit_code() {
         let infeasible =
             PlanError::Infeasible { reason: String::new(), hint: String::new(), missing: None, certain: false };
-        let numerical = PlanError::Numerical { devices: "gpu0".into(), what: "it broke".into() };
         for (error, code) in [
             (infeasible, 4),
             (PlanError::NothingRuns { examined: 1 }, 4),
             (PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1, stopped: true }, 4),
             (PlanError::StoppedWithoutPlan { examined: 1 }, 5),
-            (numerical.clone(), 5),
             (PlanError::TooLarge { placements: 2, limit: 1 }, 2),
             (PlanError::NoSystem, 2),
             (PlanError::Threads { threads: 1, what: String::new() }, 1),
         ] {
             assert_eq!(failure(&error).exit_code(), code, "{error:?}");
         }
-        let said = failure(&numerical).to_string();
-        assert_eq!(
-            said,
-            "error: the solver failed on devices `gpu0`: it broke\nhint: try another planner, such as `--planner dp`"
-        );
     }
 }

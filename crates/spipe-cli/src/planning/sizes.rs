@@ -59,7 +59,6 @@ impl Sizes {
                 simulated,
                 gap: 1.0,
                 examined: 1,
-                solves: 0,
                 cases: 1,
                 baseline: None,
                 considered: Vec::new(),
@@ -72,8 +71,7 @@ impl Sizes {
     /// The refusal to report: an undecided one before an infeasible one, and of these the one with
     /// the smallest shortage.
     pub fn refusal(&self) -> Option<PlanError> {
-        let open =
-            |error: &&PlanError| matches!(error, PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. });
+        let open = |error: &&PlanError| matches!(error, PlanError::StoppedWithoutPlan { .. });
         // A reason that holds for every placement of one size, such as a layer that is larger than
         // any memory, may not hold for others.
         let certain = |error: &PlanError| matches!(error, PlanError::Infeasible { certain: true, .. });
@@ -172,7 +170,7 @@ impl Sizes {
                 self.sizes.remove(&workload.microbatch);
                 self.refusals.insert(workload.microbatch, error);
             }
-            Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
+            Err(error @ PlanError::StoppedWithoutPlan { .. }) => {
                 know(SimTime::ZERO, false, true);
                 self.refusals.insert(workload.microbatch, error);
             }
@@ -195,8 +193,9 @@ mod tests {
     use super::*;
     use spipe_plan::{Placement, System};
 
-    fn numerical() -> PlanError {
-        PlanError::Numerical { devices: "gpu0".into(), what: "it broke".into() }
+    /// An undecided refusal.
+    fn cut_short() -> PlanError {
+        PlanError::StoppedWithoutPlan { examined: 3 }
     }
 
     #[test]
@@ -212,10 +211,10 @@ mod tests {
             attention: spipe_model::Attention::Fused,
             clip_norm: None,
         };
-        assert!(sizes.take((workload, false), Err(numerical())).is_ok());
+        assert!(sizes.take((workload, false), Err(cut_short())).is_ok());
         let other = Workload { microbatch: 2, ..workload };
         assert!(sizes.take((other, false), Err(PlanError::NothingRuns { examined: 1 })).is_ok());
-        assert_eq!(sizes.refusal(), Some(numerical()), "an undecided refusal comes before an infeasible one");
+        assert_eq!(sizes.refusal(), Some(cut_short()), "an undecided refusal comes before an infeasible one");
         assert_eq!((sizes.proven(), sizes.stopped(), sizes.bound()), (false, true, SimTime::ZERO));
         // A search that has come to its end was not stopped, even if it found nothing better.
         let solution = Solution {
@@ -225,7 +224,6 @@ mod tests {
             simulated: SimTime::ns(1),
             gap: 1.0,
             examined: 1,
-            solves: 0,
             cases: 0,
             baseline: None,
             considered: Vec::new(),

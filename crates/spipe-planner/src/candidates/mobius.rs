@@ -25,12 +25,10 @@ use crate::problem::tolerances::{LEAST_PER_GIB, LEAST_UNIT};
 use crate::{
     candidates::streamed::{cross_mapped, equally_slow, in_turn},
     costs::{CostSums, DeviceSums},
-    formulation::solver::{Answer, Settings, solve},
+    formulation::solver::{Settings, minimise},
     problem::Deadline,
 };
-use good_lp::{
-    Constraint, Expression, ProblemVariables, SolverModel, Variable, constraint, highs, variable, variables,
-};
+use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
 use rayon::prelude::*;
 use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_plan::Placement;
@@ -116,15 +114,8 @@ fn cuts(costs: &CostSums<'_>, gpus: &[DeviceId], turns: usize, settings: &Settin
         rows.extend(program.memory(&unknowns, backward));
         rows.extend(program.times(&unknowns, backward));
     }
-    let mut problem = vars.minimise(unknowns.end).using(highs);
-    for row in rows {
-        problem.add_constraint(row);
-    }
-    let solution = match solve(problem, settings) {
-        Answer::Solved(solution) | Answer::Stopped(Some(solution)) => solution,
-        _ => return None,
-    };
-    let value = |variable: &Variable| good_lp::Solution::value(&solution, *variable).round().max(0.0) as usize;
+    let values = minimise(vars, (rows, unknowns.end.into()), settings).values?;
+    let value = |variable: &Variable| values.get(variable).map_or(0, |value| value.round().max(0.0) as usize);
     let ends = unknowns.done.iter().map(|done| done.iter().map(value).sum());
     Some(ends.chain([costs.layers]).collect())
 }

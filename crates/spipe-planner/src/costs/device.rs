@@ -45,7 +45,6 @@ struct Helper {
 
 /// The times and bytes of all layers on one device.
 pub(crate) struct DeviceSums {
-    pub name: String,
     pub memory: MemoryId,
     /// The usable bytes of its memory.
     pub usable: u64,
@@ -128,7 +127,6 @@ impl DeviceSums {
             Sums::new(cost.layers().map(|layer| usize::from(!allows(*host_offload, layer.index()))))
         };
         Self {
-            name: device.name.clone(),
             memory: device.memory,
             usable: memory.usable().get(),
             is_cpu: context.is_cpu(id),

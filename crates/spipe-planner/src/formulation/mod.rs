@@ -5,12 +5,7 @@
 //!   and candidates of every system but the sharded ones.
 //! - [`sharded`] decides the layers per run and mode, shared by all GPUs. It serves bounds and
 //!   candidates of FSDP and ZeRO-Infinity.
-//! - [`stage_milp`] decides the stage boundaries and modes of one device order. It serves branch
-//!   and bound over device orders.
-//! - [`valid_inequalities`] are the initial cuts of [`stage_milp`].
 
 pub(crate) mod assignment;
 pub(crate) mod sharded;
 pub(crate) mod solver;
-pub(crate) mod stage_milp;
-pub(crate) mod valid_inequalities;

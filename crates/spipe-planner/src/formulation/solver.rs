@@ -2,23 +2,11 @@
 
 use crate::problem::bound::Bound;
 use good_lp::{
-    Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolutionStatus, SolverModel, Variable,
-    solvers::highs::{HighsOptionValue, HighsProblem, HighsSolution, highs},
+    Constraint, Expression, ProblemVariables, SolverModel, Variable,
+    solvers::highs::{HighsOptionValue, highs},
 };
 use highs::{HighsModelStatus, HighsSolutionStatus, Model};
 use std::{collections::HashMap, time::Duration};
-
-/// Outcome of a solve.
-pub(crate) enum Answer {
-    /// Optimal within the requested gap.
-    Solved(HighsSolution),
-    /// The time limit was reached, with or without a feasible solution.
-    Stopped(Option<HighsSolution>),
-    /// No feasible solution exists.
-    Infeasible,
-    /// Any other outcome, in the solver's words.
-    Trouble(String),
-}
 
 /// Settings of one solve.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,24 +17,21 @@ pub(crate) struct Settings {
     /// Limit on the nodes of the search tree. Unlike a time limit, it always stops at the same
     /// node.
     pub nodes: i32,
-    /// Whether this is the retry after a failure: without presolve and with another random seed.
-    pub second_try: bool,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { gap: 0.0, time_limit: Duration::from_secs(10), nodes: i32::MAX, second_try: false }
+        Self { gap: 0.0, time_limit: Duration::from_secs(10), nodes: i32::MAX }
     }
 }
 
 impl Settings {
     /// The HiGHS options that correspond to these settings.
-    fn options(&self) -> [(&'static str, HighsOptionValue); 8] {
+    fn options(&self) -> [(&'static str, HighsOptionValue); 7] {
         [
             ("parallel", "off".into()),
             ("threads", 1.into()),
-            ("random_seed", if self.second_try { 7 } else { 1 }.into()),
-            ("presolve", if self.second_try { "off" } else { "choose" }.into()),
+            ("random_seed", 1.into()),
             // On small problems this heuristic takes longer than the rest of the solve, and the
             // first relaxation finds the same solutions.
             ("mip_heuristic_run_feasibility_jump", false.into()),
@@ -73,8 +58,9 @@ impl Minimum {
     const OPEN: Self = Self { values: None, bound: Bound::NONE, closed: false };
 }
 
-/// Minimises `objective` over `vars` subject to `rows`, deterministically as [`solve`] does.
-/// Returns the proven bound even if a limit was reached.
+/// Minimises `objective` over `vars` subject to `rows`, on the calling thread and with a fixed
+/// random seed, so that equal problems get equal answers. Returns the proven bound even if a limit
+/// was reached.
 pub(crate) fn minimise(
     vars: ProblemVariables,
     (rows, objective): (Vec<Constraint>, Expression),
@@ -119,75 +105,10 @@ fn set(model: &mut Model, name: &str, value: HighsOptionValue) -> bool {
     taken.is_ok()
 }
 
-/// A solver of integer programs. This is [`solve`], except in tests of how its answers are handled.
-pub(crate) type Solver<'a> = dyn Fn(HighsProblem, &Settings) -> Answer + Sync + 'a;
-
-/// Solves on the calling thread with a fixed random seed, so that equal problems get equal answers.
-pub(crate) fn solve(problem: HighsProblem, settings: &Settings) -> Answer {
-    let options = settings.options().into_iter();
-    let problem = options.fold(problem, |problem, (name, value)| problem.set_option(name, value));
-    match problem.solve() {
-        Ok(solution) => match solution.status() {
-            SolutionStatus::Optimal | SolutionStatus::GapLimit => Answer::Solved(solution),
-            SolutionStatus::TimeLimit => Answer::Stopped(Some(solution)),
-        },
-        Err(error) => translate(error),
-    }
-}
-
-fn translate(error: ResolutionError) -> Answer {
-    match error {
-        ResolutionError::Infeasible => Answer::Infeasible,
-        // The adapter's message for a limit that was reached before the first solution.
-        ResolutionError::Other("NoSolutionFound") => Answer::Stopped(None),
-        ResolutionError::Unbounded => Answer::Trouble("the problem is unbounded".into()),
-        ResolutionError::Other(what) => Answer::Trouble(what.into()),
-        ResolutionError::Str(what) => Answer::Trouble(what),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use good_lp::{Expression, constraint, highs, variable, variables};
-
-    /// Returns a knapsack problem: the maximal value of `count` items whose weight is at most
-    /// `room`.
-    fn sack(count: u32, room: f64) -> HighsProblem {
-        let mut vars = variables!();
-        let items: Vec<_> = (0..count).map(|_| vars.add(variable().binary())).collect();
-        let sum = |of: fn(u32) -> f64| -> Expression {
-            (0..count).zip(&items).map(|(index, item)| of(index * 37 % 101) * *item).sum()
-        };
-        let (value, weight) = (sum(|seed| 1.3 + f64::from(seed)), sum(|seed| 2.7 + f64::from(seed * 53 % 97)));
-        vars.maximise(value).using(highs).with(constraint!(weight <= room))
-    }
-
-    #[test]
-    fn words_of_the_solver_are_translated() {
-        assert!(matches!(solve(sack(20, 300.0), &Settings::default()), Answer::Solved(_)));
-        let coarse = Settings { gap: 0.5, ..Settings::default() };
-        assert!(matches!(solve(sack(40, 300.0), &coarse), Answer::Solved(_)), "the gap is reached");
-        assert!(matches!(solve(sack(5, -1.0), &Settings::default()), Answer::Infeasible));
-        let second = Settings { second_try: true, ..Settings::default() };
-        assert!(matches!(solve(sack(20, 300.0), &second), Answer::Solved(_)));
-    }
-
-    #[test]
-    fn a_time_limit_strikes_with_and_without_a_solution() {
-        let none = Settings { time_limit: Duration::ZERO, ..Settings::default() };
-        let mut vars = variables!();
-        let x = vars.add(variable().clamp(0, 2));
-        let y = vars.add(variable().clamp(1, 3));
-        let linear = vars.maximise(x + y).using(highs).with(constraint!(2 * x + y <= 4));
-        assert!(matches!(solve(linear, &none), Answer::Stopped(Some(_))));
-        let mut vars = variables!();
-        let x = vars.add(variable().min(0.0));
-        let y = vars.add(variable().min(0.0));
-        let problem =
-            vars.minimise(x + y).using(highs).with(constraint!(x + 2 * y >= 3)).with(constraint!(3 * x + y >= 4));
-        assert!(matches!(solve(problem, &none), Answer::Stopped(None)));
-    }
+    use good_lp::{Expression, constraint, variable, variables};
 
     /// Minimises the weight of items that are worth at least `worth`.
     fn burden(worth: f64, settings: &Settings) -> Minimum {
@@ -210,16 +131,5 @@ mod tests {
         assert!(!none.closed && none.bound <= best.bound.ms_or(0.0), "{none:?}");
         let never = burden(1e9, &Settings::default());
         assert!(never.closed && never.values.is_none() && !never.bound.is_feasible(), "{never:?}");
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_trouble() {
-        let mut vars = variables!();
-        let x = vars.add(variable().min(0.0));
-        let unbounded = vars.maximise(x).using(highs);
-        assert!(matches!(solve(unbounded, &Settings::default()), Answer::Trouble(_)));
-        for word in [ResolutionError::Other("SolveError"), ResolutionError::Str("it broke".into())] {
-            assert!(matches!(translate(word), Answer::Trouble(_)));
-        }
     }
 }

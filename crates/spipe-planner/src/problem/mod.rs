@@ -42,7 +42,7 @@ pub struct Problem<'a> {
     pub options: Options,
     /// The judge of candidates.
     pub evaluator: &'a dyn Evaluator,
-    /// The stop signal: set by the caller to end the search early, and polled between solves.
+    /// The stop signal: set by the caller to end the search early, and polled between steps.
     pub stop: &'a AtomicBool,
 }
 
@@ -58,9 +58,6 @@ pub struct Options {
     pub gap: f64,
     /// The number of threads. It does not change the plan.
     pub threads: usize,
-    /// The most candidates of one subproblem (device order and schedule) that are simulated before
-    /// the search goes on to the next.
-    pub candidates_per_case: usize,
     /// The most distinct device orders that are searched. Beyond it only the natural ones are,
     /// without a claim of optimality.
     pub sequence_limit: usize,
@@ -71,8 +68,6 @@ pub struct Options {
     /// Whether the optimizer state or the activations of a GPU's stage may be offloaded to the
     /// host.
     pub host_help: bool,
-    /// The most subproblems that branching on host offloads may create.
-    pub branching_limit: usize,
     /// The constraints that the plan must satisfy.
     pub pins: Pins,
     /// A plan to start from.
@@ -90,12 +85,10 @@ impl Default for Options {
             effort: None,
             gap: 0.005,
             threads: 1,
-            candidates_per_case: 16,
             sequence_limit: 4000,
             exhaustive_limit: 1_000_000,
             every_limit: 20_000,
             host_help: true,
-            branching_limit: 4000,
             pins: Pins::default(),
             start: None,
             refinements: 3000,
@@ -154,7 +147,8 @@ impl Problem<'_> {
 pub enum Claim {
     /// No placement in the space is simulated to be faster.
     OptimalSimulated,
-    /// No placement in the space can be faster by more than the stated gap, which is proven.
+    /// No placement in the space can be faster by more than the stated gap, which is proven; the
+    /// search ends where it is small enough, or nothing is left to try.
     OptimalWithinGap,
     /// No claim.
     Heuristic,
@@ -176,8 +170,6 @@ pub struct Solution {
     pub gap: f64,
     /// The number of placements that were simulated.
     pub examined: usize,
-    /// The number of integer programs that were solved.
-    pub solves: usize,
     /// The number of subproblems (device order and schedule) that were distinguished.
     pub cases: usize,
     /// The iteration time of the fastest plan of the heuristics, where they were part of the search.
@@ -206,8 +198,8 @@ impl Solution {
     pub(crate) fn new((simulated, placement): (SimTime, Placement), bound: SimTime, status: OutcomeStatus) -> Self {
         let bound = bound.min(simulated);
         let gap = simulated.saturating_sub(bound).to_ms() / simulated.max(SimTime::ns(1)).to_ms();
-        let (examined, solves, cases, considered) = (0, 0, 0, Vec::new());
-        Self { placement, status, bound, simulated, gap, examined, solves, cases, baseline: None, considered }
+        let (examined, cases, considered) = (0, 0, Vec::new());
+        Self { placement, status, bound, simulated, gap, examined, cases, baseline: None, considered }
     }
 }
 
@@ -241,14 +233,6 @@ pub enum PlanError {
     StoppedWithoutPlan {
         /// The number of placements that were simulated.
         examined: usize,
-    },
-    /// The solver failed, with other settings too.
-    #[error("the solver failed on devices `{devices}`: {what}")]
-    Numerical {
-        /// The devices, in stage order.
-        devices: String,
-        /// The solver's message.
-        what: String,
     },
     /// There are more placements than exhaustive search takes on.
     #[error("there are {placements} placements, and exhaustive search takes at most {limit}")]

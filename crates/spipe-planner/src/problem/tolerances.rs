@@ -18,16 +18,8 @@ pub(crate) const LONGER: f64 = 1e-9;
 /// of 10⁻⁷ for rows and reduced costs. Bounds are lowered by it, and capacities raised.
 pub(crate) const PROGRAM: f64 = 1e-6;
 
-/// The same for the program of one device order, in which iterations are near 1000: ten times
-/// HiGHS's tolerance of 10⁻⁶ for integer programs, relative to that.
-pub(crate) const STAGE_PROGRAM: f64 = 1e-8;
-
 /// The distance from a whole number at which HiGHS takes a variable for an integer.
 pub(crate) const WHOLE: f64 = 1e-6;
-
-/// GiB by which memories are reduced after the checker has refused a solution of the program of one
-/// device order: ten times the solver's tolerance of 10⁻⁶.
-pub(crate) const SLACK_GIB: f64 = 1e-5;
 
 /// The least unit of time in programs, so that models that take no time divide by no zero: one
 /// nanosecond, the simulator's clock.

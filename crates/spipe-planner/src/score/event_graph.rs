@@ -19,103 +19,13 @@
 //! it. So its period is at least the weight of any cycle divided by the number of iterations that
 //! the cycle spans; the largest such ratio is the period without contention (Baccelli et al.,
 //! Synchronization and Linearity, 1992, theorem 2.28).
-//!
-//! The weight of a cycle is linear in the durations, and the actions depend on the subproblem
-//! alone. So the critical cycle of one partition bounds all partitions of its subproblem from
-//! below: a [`CriticalCycle`], which the integer program adds as a cut.
 
 use crate::problem::tolerances::{LONGER, TIE};
 use crate::space::subproblem::Times;
-use crate::{
-    costs::{CostSums, StageTimes},
-    space::subproblem::Subproblem,
-};
+use crate::{costs::CostSums, space::subproblem::Subproblem};
 use spipe_base::DeviceId;
 use spipe_schedule::{Pass, Token, system_order};
 use std::collections::BTreeMap;
-
-/// The number of times that a cycle passes each kind of action of a stage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Passes {
-    pub forward: u32,
-    pub recompute: u32,
-    pub backward: u32,
-    pub optimizer: u32,
-    /// Gradients to the host, the optimizer step there, and parameters back.
-    pub out: u32,
-    pub step: u32,
-    pub back: u32,
-}
-
-impl Passes {
-    /// The optimizer step of a stage, on its device or on the host.
-    pub const STEP: Self = Self { forward: 0, recompute: 0, backward: 0, optimizer: 1, out: 1, step: 1, back: 1 };
-
-    /// The time of all these actions, in ms.
-    pub fn time(&self, times: &StageTimes) -> f64 {
-        f64::from(self.forward) * times.forward
-            + f64::from(self.recompute) * times.recompute
-            + f64::from(self.backward) * times.backward
-            + f64::from(self.optimizer) * times.optimizer
-            + f64::from(self.out) * times.out
-            + f64::from(self.step) * times.step
-            + f64::from(self.back) * times.back
-    }
-
-    pub fn add(&mut self, more: &Self) {
-        self.forward += more.forward;
-        self.recompute += more.recompute;
-        self.backward += more.backward;
-        self.optimizer += more.optimizer;
-        self.out += more.out;
-        self.step += more.step;
-        self.back += more.back;
-    }
-}
-
-/// A cycle of the event graph. It bounds the period T of every partition: T × iterations ≥ Σ passes
-/// × duration.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct CriticalCycle {
-    pub iterations: u32,
-    pub stages: Vec<Passes>,
-    pub activations: Vec<u32>,
-    pub gradients: Vec<u32>,
-}
-
-impl CriticalCycle {
-    /// A cycle of one iteration that passes nothing.
-    pub fn empty(stages: usize) -> Self {
-        Self {
-            iterations: 1,
-            stages: vec![Passes::default(); stages],
-            activations: vec![0; stages - 1],
-            gradients: vec![0; stages - 1],
-        }
-    }
-
-    /// The bound on the period under these durations, in ms.
-    pub fn period(&self, times: &Times) -> f64 {
-        let stage = |(passes, times): (&Passes, &StageTimes)| passes.time(times);
-        let wires = |passes: &[u32], times: &[f64]| -> f64 {
-            passes.iter().zip(times).map(|(passes, time)| f64::from(*passes) * time).sum()
-        };
-        let total = self.stages.iter().zip(&times.stages).map(stage).sum::<f64>()
-            + wires(&self.activations, &times.activations)
-            + wires(&self.gradients, &times.gradients);
-        total / f64::from(self.iterations)
-    }
-
-    fn add(&mut self, other: &Self) {
-        for (sum, more) in self.stages.iter_mut().zip(&other.stages) {
-            sum.add(more);
-        }
-        let wires = self.activations.iter_mut().chain(&mut self.gradients);
-        for (sum, more) in wires.zip(other.activations.iter().chain(&other.gradients)) {
-            *sum += more;
-        }
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
@@ -263,70 +173,33 @@ impl EventGraph {
         }
     }
 
-    /// Returns the longest path from `source` to each action: its end in ms, if `source` starts at
-    /// 0 and nothing else delays it, and its predecessor on that path. Actions that do not depend
-    /// on `source` end at −∞.
-    fn longest(&self, source: usize, times: &Times) -> Vec<(f64, Option<usize>)> {
-        let mut ends: Vec<(f64, Option<usize>)> = Vec::with_capacity(self.nodes.len());
+    /// Returns the end of each action, in ms, on the longest path from `source`, if `source` starts
+    /// at 0 and nothing else delays it. Actions that do not depend on `source` end at −∞.
+    fn longest(&self, source: usize, times: &Times) -> Vec<f64> {
+        let mut ends: Vec<f64> = Vec::with_capacity(self.nodes.len());
         for (index, node) in self.nodes.iter().enumerate() {
-            let mut start = if index == source { (0.0, None) } else { (f64::NEG_INFINITY, None) };
-            if let Some(lane) = node.lane.filter(|lane| ends[*lane].0 > start.0) {
-                start = (ends[lane].0, Some(lane));
-            }
-            if let Some((from, wire)) = node.data {
-                let wire = match wire {
-                    Wire::Activation(boundary) => times.activations[boundary],
-                    Wire::Gradient(boundary) => times.gradients[boundary],
-                    Wire::Here => 0.0,
-                };
-                if ends[from].0 + wire > start.0 {
-                    start = (ends[from].0 + wire, Some(from));
-                }
-            }
-            ends.push((start.0 + self.duration(index, times), start.1));
+            let first = if index == source { 0.0 } else { f64::NEG_INFINITY };
+            let lane = node.lane.map_or(f64::NEG_INFINITY, |lane| ends[lane]);
+            let data = node.data.map_or(f64::NEG_INFINITY, |(from, wire)| {
+                ends[from]
+                    + match wire {
+                        Wire::Activation(boundary) => times.activations[boundary],
+                        Wire::Gradient(boundary) => times.gradients[boundary],
+                        Wire::Here => 0.0,
+                    }
+            });
+            ends.push(first.max(lane).max(data) + self.duration(index, times));
         }
         ends
     }
 
-    /// Returns the path that ends with `node` as a cycle of one iteration.
-    fn passes(&self, ends: &[(f64, Option<usize>)], node: usize) -> CriticalCycle {
-        let mut cycle = CriticalCycle::empty(self.stages);
-        let mut at = Some(node);
-        while let Some(index) = at {
-            let Node { stage, part, data, .. } = self.nodes[index];
-            let passes = &mut cycle.stages[stage];
-            match part {
-                Part::Forward => passes.forward += 1,
-                Part::Recompute => passes.recompute += 1,
-                Part::Backward => passes.backward += 1,
-                Part::Optimizer => passes.optimizer += 1,
-                Part::Out => passes.out += 1,
-                Part::Step => passes.step += 1,
-                Part::Back => passes.back += 1,
-            }
-            match data {
-                Some((from, Wire::Activation(boundary))) if ends[index].1 == Some(from) => {
-                    cycle.activations[boundary] += 1;
-                }
-                Some((from, Wire::Gradient(boundary))) if ends[index].1 == Some(from) => cycle.gradients[boundary] += 1,
-                _ => {}
-            }
-            at = ends[index].1;
-        }
-        cycle
-    }
-
-    /// Returns the steady period in ms, and critical cycles: for each stage the longest one within
-    /// one iteration, from its first action to its last, and the cycle of the period if that spans
-    /// several iterations.
+    /// Returns the steady period in ms.
     ///
-    /// The period starts as the longest of the former and grows to the mean weight of a cycle of
-    /// stages that exceeds it, until there is none.
-    pub fn period(&self, times: &Times) -> (f64, Vec<CriticalCycle>) {
+    /// It starts as the longest path of a stage within one iteration, from its first action to its
+    /// last, and grows to the mean weight of a cycle of stages that exceeds it, until there is none.
+    pub fn period(&self, times: &Times) -> f64 {
         let paths: Vec<_> = self.ends.iter().map(|(first, _)| self.longest(*first, times)).collect();
-        let length = |from: usize, to: usize| paths[from][self.ends[to].1].0;
-        let mut cycles: Vec<CriticalCycle> =
-            (0..self.stages).map(|stage| self.passes(&paths[stage], self.ends[stage].1)).collect();
+        let length = |from: usize, to: usize| paths[from][self.ends[to].1];
         let mut period = (0..self.stages).map(|stage| length(stage, stage)).fold(0.0, f64::max);
         while let Some(nodes) = positive_cycle(self.stages, |from, to| length(from, to) - period) {
             let next = |node: usize| nodes[(node + 1) % nodes.len()];
@@ -335,14 +208,9 @@ impl EventGraph {
             if mean <= period * (1.0 + TIE) {
                 break;
             }
-            let mut cycle = CriticalCycle { iterations: nodes.len() as u32, ..CriticalCycle::empty(self.stages) };
-            for node in 0..nodes.len() {
-                cycle.add(&self.passes(&paths[nodes[node]], self.ends[next(node)].1));
-            }
-            cycles.push(cycle);
             period = mean;
         }
-        (period, cycles)
+        period
     }
 }
 
@@ -380,6 +248,7 @@ fn positive_cycle(count: usize, weight: impl Fn(usize, usize) -> f64) -> Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::costs::StageTimes;
     use crate::{
         common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
         space::subproblem::ScheduleKind,
@@ -406,9 +275,7 @@ mod tests {
         let stage = StageTimes { forward: 1.0, backward: 2.0, optimizer: 0.5, ..StageTimes::default() };
         let wires = vec![0.0; stages - 1];
         let times = Times { stages: vec![stage; stages], activations: wires.clone(), gradients: wires };
-        let (period, cycles) = EventGraph::new(&costs, &case).period(&times);
-        assert!(cycles.iter().all(|cycle| cycle.period(&times) <= period + 1e-9));
-        period
+        EventGraph::new(&costs, &case).period(&times)
     }
 
     /// (m + p − 1)(F + B) for both systems (Narayanan et al., PipeDream-Flush, 2021, section 2.2),

@@ -44,6 +44,6 @@ impl Planner for Mobius {
         };
         let bound = to_time(&costs, least((&costs, &problem.options.pins), System::Mobius, None));
         let status = if deadline.was_truncated() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
-        Ok(Solution { examined, solves: examined, cases: examined, ..Solution::new(best, bound, status) })
+        Ok(Solution { examined, cases: examined, ..Solution::new(best, bound, status) })
     }
 }

@@ -20,7 +20,7 @@ pub const NAMES: [&str; 5] = ["ilp", "dp", "greedy", "exhaustive", "mobius-mip"]
 /// Returns the planner with that name.
 pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
     Some(match name {
-        "ilp" => Box::new(branch_and_bound::Ilp::default()),
+        "ilp" => Box::new(branch_and_bound::Ilp),
         "dp" => Box::new(Balanced),
         "greedy" => Box::new(Greedy),
         "exhaustive" => Box::new(exhaustive::Exhaustive),

@@ -170,11 +170,6 @@ impl Subproblem {
     pub fn host_offload(&self, stage: usize) -> HostOffload {
         self.stage_slots[stage].host_offload.unwrap_or_default()
     }
-
-    /// The names of its devices, in stage order.
-    pub fn names(&self, costs: &CostSums<'_>) -> String {
-        self.devices.iter().map(|device| costs.devices[*device].name.as_str()).collect::<Vec<_>>().join(", ")
-    }
 }
 
 fn single(layer: usize) -> LayerRange {

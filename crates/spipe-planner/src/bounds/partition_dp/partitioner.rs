@@ -107,16 +107,6 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         PartitionSearch::new(self.costs, self, (limit, grain)).all(cases, deadline)
     }
 
-    /// Returns such a partition of one subproblem, with its host offloads decided.
-    pub fn decided(&self, case: &Subproblem, limit: f64) -> Option<DecidedPartition> {
-        self.divide(&[case], (limit, LabelLimits::ALL[0]), None).into_iter().flatten().flatten().next()
-    }
-
-    /// Returns such a partition of one subproblem.
-    pub fn partition(&self, case: &Subproblem, limit: f64) -> Option<Partition> {
-        self.decided(case, limit).map(|divided| divided.partition)
-    }
-
     /// Returns the host offloads of a slot, each with the least recompute of every range of layers.
     pub fn choices(&self, stage_slot: StageSlot) -> Option<Vec<(HostOffload, &[u16])>> {
         let host_offloads = match stage_slot.host_offload {

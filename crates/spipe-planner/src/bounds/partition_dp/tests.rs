@@ -101,7 +101,7 @@ fn least_period_is_accepted(instance: &Instance, costs: &CostSums<'_>, case: &Su
         let graph = EventGraph::new(costs, &case);
         for partition in partitions(costs, &case) {
             if check(&instance.context(), &case.placement(costs, &partition)).is_ok() {
-                let period = graph.period(&case.times(costs, &partition)).0;
+                let period = graph.period(&case.times(costs, &partition));
                 least = least.min(streams(costs, &case, &partition).fold(period, f64::max));
             }
         }

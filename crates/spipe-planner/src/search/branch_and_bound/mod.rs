@@ -8,21 +8,11 @@
 //! 2. A subproblem whose bound does not beat the incumbent by more than the gap is pruned. The
 //!    bounds of the others are raised, and the partitions furthest below the incumbent are
 //!    simulated until no better plan is found.
-//! 3. The remaining subproblems are branched on the host offload of their stages. Each then goes,
-//!    in ascending order of bound, to its integer program, restricted to iterations that beat the
-//!    incumbent. The critical cycles of each solution become cuts, and simulated partitions become
-//!    no-goods. When the program is infeasible, the subproblem is closed with the limit as its
-//!    bound.
 //!
-//! Subproblems are solved in rounds of fixed size, each with the incumbent from before the round,
-//! and merged in order: the plan does not depend on the number of threads.
+//! The plan does not depend on the number of threads.
 
 mod tree;
 
-#[cfg(test)]
-mod tests;
-
-use crate::formulation::solver::Solver;
 use crate::problem::in_pool;
 use crate::search::branch_and_bound::tree::Tree;
 use crate::space::subproblem::cases;
@@ -37,17 +27,9 @@ use crate::{
 };
 
 /// The planner `ilp`.
-pub(crate) struct Ilp<'s> {
-    solver: &'s Solver<'s>,
-}
+pub(crate) struct Ilp;
 
-impl Default for Ilp<'static> {
-    fn default() -> Self {
-        Self { solver: &crate::formulation::solver::solve }
-    }
-}
-
-impl Planner for Ilp<'_> {
+impl Planner for Ilp {
     fn name(&self) -> &'static str {
         "ilp"
     }
@@ -60,7 +42,7 @@ impl Planner for Ilp<'_> {
         let deadline = Deadline::new(problem);
         let costs = CostSums::new(problem.context, &problem.options);
         shortage::obvious(&costs)?;
-        in_pool(problem, || plan(problem, &costs, &deadline, self.solver))
+        in_pool(problem, || plan(problem, &costs, &deadline))
     }
 }
 
@@ -68,16 +50,11 @@ impl Planner for Ilp<'_> {
 /// them.
 pub(crate) const FEW: usize = 100;
 
-fn plan(
-    problem: &Problem<'_>,
-    costs: &CostSums<'_>,
-    deadline: &Deadline<'_>,
-    solver: &Solver<'_>,
-) -> Result<Solution, PlanError> {
+fn plan(problem: &Problem<'_>, costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Result<Solution, PlanError> {
     let open = |list: &[Vec<usize>]| -> Vec<Subproblem> {
         cases(problem, costs, list).into_iter().map(|case| case.with_host_offload(costs, None)).collect()
     };
-    let search = |list: &[Vec<usize>]| Tree::new(problem, costs, open(list), deadline).solved_by(solver);
+    let search = |list: &[Vec<usize>]| Tree::new(problem, costs, open(list), deadline);
     let few = device_orders::sequences(costs, FEW, Some(deadline));
     if few.coverage == Coverage::Exact {
         return search(&few.list).run(few.coverage);

@@ -173,7 +173,6 @@ struct Portfolio<'s, 'a> {
     refused: Option<PlanError>,
     /// Iteration time of the fastest placement of Mobius' programs.
     programs: Option<SimTime>,
-    solves: usize,
     cases: usize,
 }
 
@@ -197,7 +196,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         let (heuristic_plans, fallback, multi_stage_plans, stage_bounds, refused) =
             (Vec::new(), None, Vec::new(), Vec::new(), None);
         let (multi_stage_examined, planned) = (0, None);
-        let (programs, solves, cases) = (None, 0, 0);
+        let (programs, cases) = (None, 0);
         Self {
             problem,
             costs,
@@ -211,7 +210,6 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             planned,
             refused,
             programs,
-            solves,
             cases,
         }
     }
@@ -307,7 +305,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
                 known.examined = solution.examined;
                 known.best = faster(known.best, Some((solution.simulated, solution.placement)));
                 known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
-                (self.solves, self.cases) = (solution.solves, solution.cases);
+                self.cases = solution.cases;
             }
             Err(PlanError::NothingBetter { bound, examined, stopped }) => {
                 if stopped {
@@ -319,7 +317,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             Err(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. } | PlanError::NoSystem)) => {
                 self.refused = Some(error);
             }
-            Err(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => {
+            Err(error @ PlanError::StoppedWithoutPlan { .. }) => {
                 known.bound = Bound::NONE;
                 self.refused = Some(error);
             }
@@ -355,7 +353,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
                     PlanError::NothingBetter { bound, examined, stopped: over }
                 }
                 None if self.systems.is_empty() => PlanError::NoSystem,
-                Some(error @ (PlanError::StoppedWithoutPlan { .. } | PlanError::Numerical { .. })) => error,
+                Some(error @ PlanError::StoppedWithoutPlan { .. }) => error,
                 _ if over => PlanError::StoppedWithoutPlan { examined },
                 refused => self.refusal(refused, examined),
             });
@@ -386,7 +384,6 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         }
         Ok(Solution {
             examined,
-            solves: self.solves,
             cases: self.cases.max(self.systems.len()),
             baseline,
             considered,

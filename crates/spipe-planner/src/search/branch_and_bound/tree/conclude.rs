@@ -3,7 +3,7 @@
 use crate::bounds::to_time;
 use crate::problem::bound::Bound;
 use crate::problem::tolerances::ROUNDING;
-use crate::search::branch_and_bound::tree::{SubproblemState, Tree};
+use crate::search::branch_and_bound::tree::Tree;
 use crate::{
     problem::{PlanError, Solution},
     space::device_orders::Coverage,
@@ -13,10 +13,10 @@ use spipe_plan::OutcomeStatus;
 impl Tree<'_, '_> {
     /// Returns a lower bound of every placement.
     fn least(&self) -> Bound {
-        let least = |of: fn(&SubproblemState) -> Bound| self.known.iter().map(of).fold(Bound::Infeasible, Bound::min);
         match self.coverage {
-            Coverage::Exact => least(|known| known.bound.min(known.untried)).min(self.left_out),
-            Coverage::UpToLinks => least(|known| known.bound.min(known.excluded)).min(self.left_out),
+            Coverage::Exact | Coverage::UpToLinks => {
+                self.known.iter().map(|known| known.bound).fold(self.left_out, Bound::min)
+            }
             Coverage::Natural => self.floor,
         }
     }
@@ -27,20 +27,11 @@ impl Tree<'_, '_> {
         let least = self.least();
         let Some(best) = self.found.best else {
             let examined = self.found.examined;
-            if self.problem.options.incumbent.is_some() && self.known.iter().all(|known| known.trouble.is_none()) {
+            if self.problem.options.incumbent.is_some() {
                 return Err(PlanError::NothingBetter { bound: to_time(self.costs, least), examined, stopped: !ended });
             }
-            let trouble = self.known.iter().zip(&self.cases).find_map(|(known, case)| {
-                let what = known.trouble.clone()?;
-                Some(PlanError::Numerical { devices: case.names(self.costs), what })
-            });
             // Placements that were not examined may run.
-            let all = ended && self.coverage != Coverage::Natural && self.known.iter().all(|known| !known.open);
-            return Err(match trouble {
-                Some(error) => error,
-                None if !all => PlanError::StoppedWithoutPlan { examined },
-                None => PlanError::NothingRuns { examined },
-            });
+            return Err(PlanError::StoppedWithoutPlan { examined });
         };
         let status = match (least >= target / (1.0 + ROUNDING), ended) {
             (true, _) => OutcomeStatus::Optimal,
@@ -48,7 +39,7 @@ impl Tree<'_, '_> {
             (false, false) => OutcomeStatus::Stopped,
         };
         let bound = to_time(self.costs, least);
-        let (examined, solves, cases) = (self.found.examined, self.found.solves, self.cases.len());
-        Ok(Solution { examined, solves, cases, ..Solution::new(best, bound, status) })
+        let (examined, cases) = (self.found.examined, self.cases.len());
+        Ok(Solution { examined, cases, ..Solution::new(best, bound, status) })
     }
 }

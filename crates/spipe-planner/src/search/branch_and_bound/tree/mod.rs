@@ -1,16 +1,10 @@
 //! The search tree over subproblems.
 
 mod conclude;
-mod visit;
 
 use crate::formulation::assignment::compute_bound::floor;
-use crate::formulation::{
-    solver::{Solver, solve},
-    stage_milp::StageMilp,
-};
 use crate::problem::bound::Bound;
-use crate::problem::tolerances::{LEAST_UNIT, clock_error_of_stages};
-use crate::search::branch_and_bound::tree::visit::Visit;
+use crate::problem::tolerances::clock_error_of_stages;
 use crate::{
     bounds::partition_dp::{LabelLimits, partitioner::Partitioner},
     candidates::{balanced, greedy},
@@ -31,10 +25,6 @@ use crate::{
 
 use rayon::prelude::*;
 
-/// Number of subproblems that are solved before their results are shared. It must not depend on the
-/// number of threads.
-const ROUND: usize = 8;
-
 /// Limit on partitions that are simulated at a time.
 const SEEDS: usize = 32;
 
@@ -42,16 +32,9 @@ const SEEDS: usize = 32;
 /// which searches end.
 const COARSE: f64 = 0.002;
 
-/// Number of subproblems that may always be added by branching, so that small problems are decided.
-const SPARE: usize = 256;
-
 /// Limit on host variants of a partition up to which all are simulated: all numbers of slots with both
 /// orders of steps.
 const MOST_HELPS: usize = 8;
-
-/// Number of bisections of a subproblem's bound before the queue is ordered: they leave a sixteenth of
-/// its gap.
-const HALVINGS: usize = 4;
 
 /// The index of a subproblem, with a partition and the subproblem in which its stages are decided.
 type FittingPartition = (usize, (Partition, Subproblem));
@@ -59,20 +42,15 @@ type FittingPartition = (usize, (Partition, Subproblem));
 /// State of a subproblem.
 #[derive(Clone, Debug)]
 struct SubproblemState {
-    /// Lower bound of every partition that has not been simulated.
+    /// Lower bound of every partition.
     bound: Bound,
-    /// Least period of the partitions that have been simulated and excluded.
-    excluded: Bound,
-    /// Least period of those for which not all host variants were simulated.
-    untried: Bound,
-    /// Whether the search gave up on it.
+    /// Whether it is unknown if any partition fits.
     open: bool,
-    trouble: Option<String>,
 }
 
 impl From<Bound> for SubproblemState {
     fn from(bound: Bound) -> Self {
-        Self { bound, excluded: Bound::Infeasible, untried: Bound::Infeasible, open: false, trouble: None }
+        Self { bound, open: false }
     }
 }
 
@@ -81,23 +59,20 @@ impl From<Bound> for SubproblemState {
 struct TreeResult {
     best: Option<Scored>,
     examined: usize,
-    solves: usize,
 }
 
 impl TreeResult {
     fn merge(&mut self, other: Self) {
         self.best = faster(self.best.take(), other.best);
         self.examined += other.examined;
-        self.solves += other.solves;
     }
 
-    /// Simulates a partition with all its host variants, if these are few, and returns whether they
-    /// are.
-    fn judge(problem: &Problem<'_>, costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> (Self, bool) {
+    /// Simulates a partition with all its host variants, if these are few.
+    fn judge(problem: &Problem<'_>, costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> Self {
         let all = helped((&costs.context, &problem.options.pins), &case.placement(costs, partition));
         let tried = if all.len() <= MOST_HELPS { all.len() } else { 1 };
         let best = all.iter().take(tried).map(|placement| judge(problem, placement.clone())).fold(None, faster);
-        (Self { best, examined: tried, solves: 0 }, tried == all.len())
+        Self { best, examined: tried }
     }
 }
 
@@ -113,13 +88,10 @@ pub(crate) struct Tree<'s, 'a> {
     coverage: Coverage,
     /// Lower bound of the subproblems that were left out.
     left_out: Bound,
-    /// Limit on subproblems that holds if `branching_limit` is smaller.
-    roots: usize,
     known: Vec<SubproblemState>,
     found: TreeResult,
     /// Label limits of the partition bounds.
     grain: LabelLimits,
-    solver: &'s Solver<'s>,
 }
 
 impl<'s, 'a> Tree<'s, 'a> {
@@ -132,7 +104,6 @@ impl<'s, 'a> Tree<'s, 'a> {
         let floor =
             if deadline.over() { Bound::AtLeast(floor(costs)) } else { least_of_stages(costs, &problem.systems) };
         let known = vec![SubproblemState::from(floor); cases.len()];
-        let roots = cases.len() + SPARE;
         let partitioner = Partitioner::new(costs, &cases);
         Self {
             problem,
@@ -143,17 +114,10 @@ impl<'s, 'a> Tree<'s, 'a> {
             floor,
             coverage: Coverage::Exact,
             left_out: Bound::Infeasible,
-            roots,
             known,
             found: TreeResult::default(),
             grain: LabelLimits::ALL[0],
-            solver: &solve,
         }
-    }
-
-    /// Replaces the solver.
-    pub fn solved_by(self, solver: &'s Solver<'s>) -> Self {
-        Self { solver, ..self }
     }
 
     /// Simulates the most promising partitions.
@@ -210,16 +174,8 @@ impl<'s, 'a> Tree<'s, 'a> {
             self.grain = grain;
             self.sound(&cases);
         }
-        // Where steps are counted, any plan will do: the programs of single orders end by the clock.
-        if self.problem.options.effort.is_some() {
-            return self.conclude(false);
-        }
-        let (decided, undecided): (Vec<usize>, Vec<usize>) =
-            cases.into_iter().partition(|case| self.cases[*case].undecided().is_none());
-        let ended = self.rounds(&decided);
-        let children = self.decide(undecided);
-        let ended = self.rounds(&children) && ended;
-        self.conclude(ended)
+        let over = self.deadline.over();
+        self.conclude(!over)
     }
 
     /// Raises the bounds of `cases` as long as the partitions simulated on the way improve the
@@ -278,7 +234,7 @@ impl<'s, 'a> Tree<'s, 'a> {
             .par_iter()
             .enumerate()
             .filter(|(index, _)| self.goes_on(*index))
-            .map(|(_, (_, partition, case))| TreeResult::judge(self.problem, self.costs, case, partition).0)
+            .map(|(_, (_, partition, case))| TreeResult::judge(self.problem, self.costs, case, partition))
             .collect();
         judged.into_iter().for_each(|judged| self.found.merge(judged));
     }
@@ -288,71 +244,6 @@ impl<'s, 'a> Tree<'s, 'a> {
     fn goes_on(&self, index: usize) -> bool {
         let found = self.found.best.is_some() || self.problem.options.incumbent.is_some();
         if found { !self.deadline.over() } else { self.deadline.allows(index) }
-    }
-
-    /// Branches on the host offload of each stage of `undecided`, and returns the decided
-    /// subproblems that may beat the incumbent. If there are too many, the rest stays open, with a
-    /// bound.
-    fn decide(&mut self, mut undecided: Vec<usize>) -> Vec<usize> {
-        let mut decided = Vec::new();
-        while !undecided.is_empty() {
-            let limit = self.limit(self.found.best.as_ref());
-            undecided.retain(|case| self.known[*case].bound < limit);
-            let open: Vec<usize> = self.possible(&undecided, limit).into_iter().map(|(case, _)| case).collect();
-            let (full, parts): (Vec<usize>, Vec<usize>) =
-                open.into_iter().partition(|case| self.cases[*case].undecided().is_none());
-            decided.extend(full);
-            let most = self.problem.options.branching_limit;
-            if self.deadline.over() || self.cases.len() + self.most_helps() * parts.len() > most.max(self.roots) {
-                self.leave(parts, limit);
-                break;
-            }
-            undecided = parts.into_iter().flat_map(|case| self.branch(case)).collect();
-        }
-        decided
-    }
-
-    /// Returns the largest number of host offloads of any device.
-    fn most_helps(&self) -> usize {
-        (0..self.costs.devices.len()).map(|device| self.costs.host_offloads(device).len()).max().unwrap_or(1)
-    }
-
-    /// Replaces a subproblem by its children, in which the first undecided stage is decided;
-    /// returns these.
-    fn branch(&mut self, case: usize) -> Vec<usize> {
-        let parent = &self.cases[case];
-        let Some(stage) = parent.undecided() else { return vec![case] };
-        let children = parent.decided(self.costs, stage);
-        let bound = std::mem::replace(&mut self.known[case].bound, Bound::Infeasible);
-        self.partitioner.extend(&children);
-        let first = self.cases.len();
-        self.known.extend(children.iter().map(|_| SubproblemState::from(bound)));
-        self.cases.extend(children);
-        (first..self.cases.len()).collect()
-    }
-
-    /// Leaves `cases` open, with the best bound of their partitions.
-    fn leave(&mut self, cases: Vec<usize>, limit: f64) {
-        for case in &cases {
-            self.known[*case].open = true;
-        }
-        self.bisect(cases, limit);
-    }
-
-    /// Bisects the bound of a subproblem below `limit` a few times.
-    fn halve(&self, case: usize, limit: f64) -> Bound {
-        let (mut low, mut high) = (self.known[case].bound.ms_or(limit), limit);
-        for _ in 0..HALVINGS {
-            if low >= high || self.deadline.over() {
-                break;
-            }
-            let middle = low.midpoint(high);
-            match self.partitioner.partition(&self.cases[case], middle) {
-                Some(_) => high = middle,
-                None => low = middle,
-            }
-        }
-        Bound::AtLeast(low)
     }
 
     /// Returns the subproblems with a partition that fits in memory, and such a partition; the
@@ -392,7 +283,7 @@ impl<'s, 'a> Tree<'s, 'a> {
                 continue;
             }
             let best = judge(self.problem, placement);
-            self.found.merge(TreeResult { best, examined: 1, solves: 0 });
+            self.found.merge(TreeResult { best, examined: 1 });
         }
         let period = |(index, (_, (partition, case))): (usize, &FittingPartition)| {
             if self.goes_on(index) { self.period(case, partition) } else { f64::INFINITY }
@@ -425,70 +316,6 @@ impl<'s, 'a> Tree<'s, 'a> {
     }
 
     fn period(&self, case: &Subproblem, partition: &Partition) -> f64 {
-        EventGraph::new(self.costs, case).period(&case.times(self.costs, partition)).0
-    }
-
-    /// Solves the subproblems that may beat the incumbent; returns whether all were solved.
-    fn rounds(&mut self, fitting: &[usize]) -> bool {
-        let mut queue = self.promising(fitting);
-        while !queue.is_empty() {
-            if self.deadline.over() {
-                for case in queue {
-                    self.known[case].open = true;
-                }
-                return false;
-            }
-            let rest = queue.split_off(queue.len().min(ROUND));
-            let best = self.found.best.clone();
-            let searched: Vec<(SubproblemState, TreeResult)> =
-                queue.par_iter().map(|case| self.search(*case, best.clone())).collect();
-            for (case, (known, found)) in queue.into_iter().zip(searched) {
-                self.known[case] = known;
-                self.found.merge(found);
-            }
-            let limit = self.limit(self.found.best.as_ref());
-            queue = rest.into_iter().filter(|case| self.known[*case].bound < limit).collect();
-        }
-        !self.deadline.over()
-    }
-
-    /// Returns the subproblems of `fitting` whose partition bounds are below the incumbent, in
-    /// ascending order of bound.
-    fn promising(&mut self, fitting: &[usize]) -> Vec<usize> {
-        let limit = self.limit(self.found.best.as_ref());
-        let mut queue: Vec<usize> = self.possible(fitting, limit).into_iter().map(|(case, _)| case).collect();
-        if limit.is_finite() && queue.len() > ROUND {
-            let bounds: Vec<(usize, Bound)> = queue.par_iter().map(|case| (*case, self.halve(*case, limit))).collect();
-            for (case, bound) in bounds {
-                self.known[case].bound = bound;
-            }
-        }
-        queue.sort_by(|a, b| self.known[*a].bound.total_cmp(&self.known[*b].bound).then(a.cmp(b)));
-        queue
-    }
-
-    /// Solves one subproblem, given the incumbent.
-    fn search(&self, index: usize, best: Option<Scored>) -> (SubproblemState, TreeResult) {
-        let case = &self.cases[index];
-        let mut known = self.known[index].clone();
-        let mut found = TreeResult { best, ..TreeResult::default() };
-        let limit = self.limit(found.best.as_ref());
-        let Some(partition) = self.partitioner.partition(case, limit) else {
-            known.bound = known.bound.max(Bound::of_limit(limit));
-            return (known, found);
-        };
-        let graph = EventGraph::new(self.costs, case);
-        let (period, cycles) = graph.period(&case.times(self.costs, &partition));
-        let mut milp = StageMilp::new(self.costs, case, period.max(LEAST_UNIT) / 1000.0);
-        milp.links = self.coverage == Coverage::Exact;
-        for cycle in cycles {
-            milp.learn(cycle);
-        }
-        let mut visit = Visit { search: self, case, graph, milp, known: &mut known, found: &mut found };
-        if period < limit {
-            visit.simulate(partition, period);
-        }
-        while visit.step() {}
-        (known, found)
+        EventGraph::new(self.costs, case).period(&case.times(self.costs, partition))
     }
 }
