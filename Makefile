@@ -70,15 +70,30 @@ demo-short: build
 .PHONY: test-torch
 PYTHON_TESTS := crates/spipe-export/tests/python
 TORCH_ENV := target/torch-env
+# A network that does not answer ends the installation, instead of holding it up.
+PIP = timeout 2400 $(TORCH_ENV)/bin/pip install --quiet --progress-bar off --timeout 60 --retries 2
+# Its readers need protobuf alone.
+CHAKRA := mlc-chakra==1.0.0
 ## Exports run by PyTorch itself, from PyPI, in a virtual environment of its own: losses, logits, traces, refusals.
 test-torch: build $(TORCH_ENV)/ready
 	cd $(PYTHON_TESTS) && OMP_NUM_THREADS=1 SPIPE=$(CURDIR)/target/release/spipe \
 	  timeout 1500 $(CURDIR)/$(TORCH_ENV)/bin/python -B -m unittest -v
 
 $(TORCH_ENV)/ready: $(PYTHON_TESTS)/requirements.txt
+	@python3 -c 'import ensurepip, venv' || { echo "venv is missing (Debian: python3-venv)"; exit 1; }
 	python3 -m venv $(TORCH_ENV)
-	$(TORCH_ENV)/bin/pip install --quiet --progress-bar off -r $<
+	@echo "installing PyTorch and others into $(TORCH_ENV): 3 GB to fetch, 6 GB on disk"
+	@$(PIP) -r $< && $(PIP) --no-deps $(CHAKRA) || { \
+	  echo "PyTorch could not be installed into $(TORCH_ENV): is there a network, and room? make test-torch tries again"; exit 1; }
 	touch $@
+
+.PHONY: export-error
+## Iterations of exported pipelines, predicted and measured under PyTorch: reports/export-error.md. On a shared machine:
+## make export-error PRIORITY="chrt -f 10".
+PRIORITY ?=
+export-error: build $(TORCH_ENV)/ready
+	cd $(PYTHON_TESTS) && OMP_NUM_THREADS=1 SPIPE=$(CURDIR)/target/release/spipe \
+	  timeout 1500 $(PRIORITY) $(CURDIR)/$(TORCH_ENV)/bin/python -B export_error.py $(CURDIR)/reports/export-error.md
 
 ## The features of GPUs build without a CUDA toolkit; all of them are in the executor, whose build does not need HiGHS again.
 cuda-check: setup

@@ -9,7 +9,10 @@ use spipe_exec::{Data, Draw};
 use spipe_export::{Folder, different_fields, listed_tokens};
 use spipe_model::Model;
 use spipe_plan::Plan;
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 /// The folder of weights, and the file of tokens, in an export.
 const WEIGHTS: &str = "weights";
@@ -59,16 +62,19 @@ impl Destination {
         Ok(Self { place, temporary })
     }
 
+    /// Writes the files alone and puts the folder in its place.
+    pub fn write(self, files: &BTreeMap<String, Vec<u8>>) -> Result<(), Failure> {
+        let inner = self.fill(files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())))?;
+        self.publish(&inner)
+    }
+
     /// Writes everything and puts the folder in its place.
-    pub fn write(self, folder: &Folder, plan: &Plan, extras: &Extras<'_>) -> Result<(), Failure> {
-        let inner = self.temporary.path().join("export");
-        let fail = |path: &Path, error: &std::io::Error| Failure::file(&path.display().to_string(), "write", error);
-        std::fs::create_dir(&inner).map_err(|error| fail(&self.place, &error))?;
-        for (name, text) in &folder.files {
-            std::fs::write(inner.join(name), text).map_err(|error| fail(&self.place.join(name), &error))?;
-        }
+    pub fn write_with(self, folder: &Folder, plan: &Plan, extras: &Extras<'_>) -> Result<(), Failure> {
+        let inner = self.fill(folder.files.iter().map(|(name, text)| (name.as_str(), text.as_bytes())))?;
         if let Some(tokens) = tokens(plan, extras)? {
-            std::fs::write(inner.join(TOKENS), tokens).map_err(|error| fail(&self.place.join(TOKENS), &error))?;
+            let fail =
+                |error: std::io::Error| Failure::file(&self.place.join(TOKENS).display().to_string(), "write", &error);
+            std::fs::write(inner.join(TOKENS), tokens).map_err(fail)?;
         }
         let model = plan.context().model;
         if extras.draws_weights {
@@ -76,10 +82,27 @@ impl Destination {
         } else if let Some(weights) = extras.weights {
             add_weights(weights, model, &inner.join(WEIGHTS))?;
         }
-        if self.place.is_dir() {
-            std::fs::remove_dir(&self.place).map_err(|error| fail(&self.place, &error))?;
+        self.publish(&inner)
+    }
+
+    /// Writes files into a temporary folder; its path.
+    fn fill<'a>(&self, files: impl Iterator<Item = (&'a str, &'a [u8])>) -> Result<PathBuf, Failure> {
+        let inner = self.temporary.path().join("export");
+        let fail = |path: &Path, error: &std::io::Error| Failure::file(&path.display().to_string(), "write", error);
+        std::fs::create_dir(&inner).map_err(|error| fail(&self.place, &error))?;
+        for (name, bytes) in files {
+            std::fs::write(inner.join(name), bytes).map_err(|error| fail(&self.place.join(name), &error))?;
         }
-        std::fs::rename(&inner, &self.place).map_err(|error| fail(&self.place, &error))
+        Ok(inner)
+    }
+
+    /// Puts the filled folder in its place.
+    fn publish(self, inner: &Path) -> Result<(), Failure> {
+        let fail = |error: std::io::Error| Failure::file(&self.place.display().to_string(), "write", &error);
+        if self.place.is_dir() {
+            std::fs::remove_dir(&self.place).map_err(fail)?;
+        }
+        std::fs::rename(inner, &self.place).map_err(fail)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{Failure, args, input};
 use spipe_base::{Faults, Severity};
-use spipe_market::{Catalogue, Date, Source, check, check_fitting};
+use spipe_market::{Catalogue, Date, Source, check, check_fitting, count_of};
 
 /// The shipped parts.
 pub fn shipped() -> Result<Catalogue, Failure> {
@@ -30,4 +30,11 @@ pub fn catalogue(what: &args::CatalogueSource) -> Result<Catalogue, Failure> {
         found.for_each(|fault| errors.push(fault.clone()));
     }
     Ok(errors.or(whole)?)
+}
+
+/// A number of equal parts of an option.
+pub fn counted(option: &str, text: &str) -> Result<(u32, String), Failure> {
+    count_of(text).ok_or_else(|| {
+        Failure::argument(format!("`{text}` is not a number of parts"), format!("write it like --{option} 2xNAME"))
+    })
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Plan ─┬► fsdp, deepspeed ──► plan.json, ds_config.json, *.py, README.md
+//!       ├► chakra ──► trace.0.et, trace.1.et, …, README.md
 //!       └► torch ───► schedule.csv, plan.json, *.py, README.md ──► torchrun, one process per device
 //!                                                                      │
 //! Trace ◄─ import ◄── files of PyTorch's profiler, one per process ◄───┘
@@ -11,6 +12,8 @@
 //! otherwise than planned. What an engine cannot express is refused, with the reason and the
 //! nearest plan that can be exported. The scripts are in `templates/`, as they are run.
 
+mod calibration;
+mod chakra;
 mod deepspeed;
 mod folder;
 mod fsdp;
@@ -21,6 +24,11 @@ mod topology;
 mod torch;
 mod weights;
 
+pub use calibration::{
+    CALIBRATION_REQUEST, CALIBRATION_SCRIPT, Calibrated, CopyRates, DeviceRates, LayerRates, MessageRates,
+    PytorchRates, calibration,
+};
+pub use chakra::chakra;
 pub use deepspeed::deepspeed;
 pub use folder::Folder;
 pub use fsdp::fsdp;

@@ -67,3 +67,14 @@ fn a_matrix_that_cannot_be_read_is_refused_with_line_and_column() {
     let said = hardware_from_topology(&printed, "mine").unwrap_err().to_string();
     assert!(said.contains("`PIZ` is no connection\n  --> topo.txt:2:10"), "{said}");
 }
+
+#[test]
+fn lanes_have_the_rates_of_the_gpus_link() {
+    // The first link of this profile is not that of a GPU.
+    let like = LIKE.replacen("[[link]]", "[[link]]\nname = \"first\"\nbetween = [\"dram0\", \"root0\"]\nbandwidth = \"1 GB/s\"\nsource = \"estimate: a test\"\n\n[[link]]", 1);
+    let printed = Printed { matrix: ("topo.txt", MATRIX), lscpu: None, numactl: None, like: ("changed", &like) };
+    let text = hardware_from_topology(&printed, "mine").unwrap_or_else(|faults| panic!("{faults}"));
+    let parsed: toml::Table = text.parse().unwrap();
+    let links = parsed["link"].as_array().unwrap();
+    assert!(links.iter().all(|link| link.get("bandwidth").and_then(toml::Value::as_str) != Some("1 GB/s")), "{text}");
+}

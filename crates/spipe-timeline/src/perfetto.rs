@@ -5,8 +5,8 @@
 //! |---|---|
 //! | device | a process (`pid`), named after its track if there are two |
 //! | lane | a thread (`tid`) of its device; its bubbles in a thread below it |
-//! | span | `X`, named `PP:2F0` as by PyTorch for arithmetic; category = kind; times in µs |
-//! | arrow | flow `s` at the end of the source, `f` (`bp: e`) at the start of the target |
+//! | span | `X`, named `PP:2F0` as by PyTorch for arithmetic; category as by PyTorch; times in µs |
+//! | arrow | flow `s` at the end of the source, `f` (`bp: e`) at the start of the target; `copy` for copies |
 //! | memory | counter `C` in bytes, on the device with its name |
 //! | note, shortage of memory | global instant `i`; notes also label every process |
 //!
@@ -19,7 +19,7 @@ use crate::{
     scene::{Scene, Track, clean},
 };
 use serde_json::{Map, Value, json};
-use spipe_base::{LaneId, SimTime};
+use spipe_base::{ActionKind, LaneId, SimTime};
 use spipe_trace::{Idle, MemoryTrack, Span};
 use std::collections::BTreeMap;
 
@@ -136,11 +136,13 @@ impl Events {
             self.flows += 1;
             let id = self.flows;
             let leaves = from.end.saturating_sub(SimTime::ns(1)).max(from.start);
+            let copies = from.kind.is_transfer() || to.kind.is_transfer();
+            let (name, category) = if copies { ("copy", "copy") } else { ("unblocks", "dependency") };
             self.push(json!({
-                "ph": "s", "id": id, "name": "unblocks", "cat": "dependency", "pid": from_pid, "tid": from_tid, "ts": us(leaves),
+                "ph": "s", "id": id, "name": name, "cat": category, "pid": from_pid, "tid": from_tid, "ts": us(leaves),
             }));
             self.push(json!({
-                "ph": "f", "bp": "e", "id": id, "name": "unblocks", "cat": "dependency", "pid": to_pid, "tid": to_tid,
+                "ph": "f", "bp": "e", "id": id, "name": name, "cat": category, "pid": to_pid, "tid": to_tid,
                 "ts": us(to.start),
             }));
         }
@@ -164,15 +166,26 @@ fn slice((pid, tid): Place, span: &Span, lane: &str) -> Value {
     let name = if span.kind.is_compute() { format!("PP:{label}") } else { label };
     let mut args = Map::new();
     args.insert("lane".into(), lane.into());
+    args.insert("kind".into(), span.kind.name().into());
     args.extend(span.subject.stage.map(|stage| ("stage".into(), stage.index().into())));
     args.extend(span.subject.microbatch.map(|microbatch| ("microbatch".into(), microbatch.index().into())));
     args.extend(span.subject.layers.map(|layers| ("layers".into(), layers.to_string().into())));
     args.extend(span.bytes.map(|bytes| ("bytes".into(), bytes.get().into())));
     args.extend(span.waited_for.map(|cause| ("waited-for".into(), cause.name().into())));
     json!({
-        "ph": "X", "name": name, "cat": span.kind.name(), "pid": pid, "tid": tid,
+        "ph": "X", "name": name, "cat": category(span.kind), "pid": pid, "tid": tid,
         "ts": us(span.start), "dur": us(span.duration()), "args": args,
     })
+}
+
+/// The category that PyTorch's profiler gives to such a slice; the kind itself where it has none.
+fn category(kind: ActionKind) -> &'static str {
+    match kind {
+        ActionKind::Copy(_) => "gpu_memcpy",
+        ActionKind::Collective(_) => "kernel",
+        kind if kind.is_compute() => "user_annotation",
+        kind => kind.name(),
+    }
 }
 
 fn bubble((pid, tid): Place, interval: &Idle) -> Value {

@@ -208,7 +208,15 @@ fn perfetto_has_every_span_bubble_sample_and_arrow() {
     let first = events.iter().find(|event| event["name"] == "PP:2F0").unwrap();
     let span = trace.spans.iter().find(|span| span.label() == "2F0").unwrap();
     assert_eq!((first["ts"].as_f64().unwrap() * 1e3).round() as u64, span.start.as_ns());
-    assert_eq!((&first["cat"], &first["args"]["microbatch"]), (&Value::from("forward"), &Value::from(0)));
+    assert_eq!((&first["cat"], &first["args"]["kind"]), (&Value::from("user_annotation"), &Value::from("forward")));
+    assert_eq!(first["args"]["microbatch"], 0);
+    let copies = trace
+        .arrows
+        .iter()
+        .filter(|arrow| [arrow.from, arrow.to].iter().any(|index| trace.spans[*index as usize].kind.is_transfer()));
+    let flows = |phase: &str| events.iter().filter(|event| event["ph"] == phase && event["cat"] == "copy").count();
+    let copies = copies.count();
+    assert_eq!((flows("s"), flows("f")), (copies, copies));
 }
 
 #[test]

@@ -128,22 +128,27 @@ impl Span {
     /// Returns the label of its bar in charts: PyTorch's notation (`2F0`) for arithmetic, otherwise
     /// the kind.
     pub fn label(&self) -> String {
-        let letter = match self.kind {
-            ActionKind::Forward => "F",
-            ActionKind::Recompute => "R",
-            ActionKind::Backward => "B",
-            ActionKind::BackwardInput => "I",
-            ActionKind::BackwardWeight => "W",
-            kind => kind.name(),
-        };
-        let number = |id: Option<usize>| id.map(|id| id.to_string()).unwrap_or_default();
-        let stage = number(self.subject.stage.map(Into::into));
-        let microbatch = number(self.subject.microbatch.map(Into::into));
-        if self.kind.is_compute() {
-            format!("{stage}{letter}{microbatch}")
-        } else {
-            format!("{letter} {}", self.subject).trim_end().to_owned()
-        }
+        label(self.kind, &self.subject)
+    }
+}
+
+/// The name of an action, as [`Span::label`] has it.
+pub fn label(kind: ActionKind, subject: &Subject) -> String {
+    let letter = match kind {
+        ActionKind::Forward => "F",
+        ActionKind::Recompute => "R",
+        ActionKind::Backward => "B",
+        ActionKind::BackwardInput => "I",
+        ActionKind::BackwardWeight => "W",
+        kind => kind.name(),
+    };
+    let number = |id: Option<usize>| id.map(|id| id.to_string()).unwrap_or_default();
+    let stage = number(subject.stage.map(Into::into));
+    let microbatch = number(subject.microbatch.map(Into::into));
+    if kind.is_compute() {
+        format!("{stage}{letter}{microbatch}")
+    } else {
+        format!("{letter} {subject}").trim_end().to_owned()
     }
 }
 

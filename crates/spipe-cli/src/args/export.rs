@@ -11,6 +11,18 @@ pub enum Export {
     Fsdp(ExportFolder),
     /// DeepSpeed: plans of zero-offload, zero-infinity and fsdp
     Deepspeed(ExportDeepspeed),
+    /// Execution traces of MLCommons Chakra, for ASTRA-sim and its kin: one iteration of any plan
+    Chakra(ExportChakra),
+}
+
+/// An export to Chakra.
+#[derive(Debug, Group)]
+pub struct ExportChakra {
+    /// The plan
+    pub plan: String,
+    /// The folder to write, whole or not at all; it must be new or empty
+    #[arg(short, long)]
+    pub output: String,
 }
 
 /// An export to PyTorch's pipelines.

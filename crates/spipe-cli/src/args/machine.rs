@@ -1,6 +1,6 @@
 //! The arguments of `spipe hardware` and `spipe calibrate`.
 
-use clap::{Args as Group, Subcommand};
+use clap::{Args as Group, Subcommand, ValueEnum};
 use spipe_base::{Bytes, BytesPerSecond, Seconds};
 
 /// The commands on machines.
@@ -29,8 +29,18 @@ pub struct HardwareImport {
     #[arg(long)]
     pub numactl: Option<String>,
     /// A profile with the same GPU, whose rates are taken: the tools print none
-    #[arg(long)]
-    pub like: String,
+    #[arg(long, required_unless_present = "gpu", conflicts_with = "gpu")]
+    pub like: Option<String>,
+    /// The GPU in the catalogue, whose rates are taken
+    #[arg(long, requires = "platform")]
+    pub gpu: Option<String>,
+    /// The CPU in the catalogue
+    #[arg(long, requires = "gpu")]
+    pub platform: Option<String>,
+    /// The memory modules of the whole machine in the catalogue, such as 8xddr4-rdimm-32g; modules for
+    /// each channel if not given
+    #[arg(long, requires = "gpu")]
+    pub dram: Option<String>,
     /// The profile to write, - for stdout
     #[arg(short, long)]
     pub output: String,
@@ -53,12 +63,30 @@ pub struct HardwareTransfer {
     pub flows: Vec<String>,
 }
 
+/// The runtime that is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CalibratedRuntime {
+    /// The executor of this program
+    Spipe,
+    /// PyTorch
+    Pytorch,
+}
+
 /// The devices to measure.
 #[derive(Debug, Group)]
 pub struct Calibrate {
     /// Devices, such as cpu:0,emulated:0
     #[arg(long, value_delimiter = ',', default_value = "cpu:0")]
     pub devices: Vec<String>,
+    /// What measures: the executor of this program, or PyTorch, whose processes run exported plans
+    #[arg(long, value_enum, default_value_t = CalibratedRuntime::Spipe)]
+    pub runtime: CalibratedRuntime,
+    /// The Python that has PyTorch
+    #[arg(long, default_value = "python3")]
+    pub python: String,
+    /// The runtime file to write, with PyTorch's time per launch and iteration; for `plan --runtime`
+    #[arg(long)]
+    pub runtime_output: Option<String>,
     /// CPU backend: ndarray
     #[arg(long, default_value = "ndarray")]
     pub backend: String,

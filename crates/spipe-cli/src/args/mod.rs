@@ -16,10 +16,10 @@ mod simulate;
 mod trace;
 
 pub use compare_systems::CompareSystems;
-pub use export::{Export, ExportDeepspeed, ExportFolder, ExportTorch};
+pub use export::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
 pub use given::Given;
-pub use machine::{Calibrate, Hardware, HardwareImport, HardwareShow, HardwareTransfer};
+pub use machine::{Calibrate, CalibratedRuntime, Hardware, HardwareImport, HardwareShow, HardwareTransfer};
 pub use market::{
     Catalogue, CatalogueCheck, CatalogueCompose, CatalogueList, CataloguePrice, CatalogueShow,
     Source as CatalogueSource,

@@ -1,5 +1,7 @@
 //! Calibration: a profile of this machine, measured.
 
+pub mod pytorch;
+
 use crate::{Failure, output};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Seconds, readable::percent};
@@ -54,11 +56,7 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
     for skipped in calibration.devices.iter().flat_map(|device| &device.skipped) {
         output::talk(&format!("warning: not measured: {skipped}"));
     }
-    let Some((socket, accelerators)) = calibration.devices.split_last() else {
-        return Err(Failure::Bug("a calibration of nothing".into()));
-    };
-    let spread = calibration.devices.iter().map(|device| device.spread).fold(0.0, f64::max);
-    let emulated = accelerators.iter().filter(|device| device.executor.is_emulated());
+    let emulated = calibration.devices.iter().filter(|device| device.executor.is_emulated());
     let slowest = emulated.map(|device| device.copy_rate).min();
     let link = slowest.map_or(request.link, |slowest| request.link.min(slowest * HEADROOM));
     if let Some(slowest) = slowest.filter(|_| link < request.link) {
@@ -66,19 +64,33 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
             "warning: emulated links carry {link}, because copies reach no more than {slowest} here"
         ));
     }
+    Ok((machine_file(request, &calibration, (link, Seconds::us(LATENCY_US)))?, calibration))
+}
+
+/// A profile of measured devices, whose last one is the socket. Accelerators without measured copies
+/// have links of this bandwidth and latency.
+fn machine_file(
+    request: &Request<'_>,
+    calibration: &Calibration,
+    (link, latency): (BytesPerSecond, Seconds),
+) -> Result<HardwareFile, Failure> {
+    let Some((socket, accelerators)) = calibration.devices.split_last() else {
+        return Err(Failure::Bug("a calibration of nothing".into()));
+    };
+    let spread = calibration.devices.iter().map(|device| device.spread).fold(0.0, f64::max);
     let machine = Unmeasured {
         name: request.name.into(),
         memory: request.memory,
         host_memory: host_memory(),
         link,
-        latency: Seconds::us(LATENCY_US),
+        latency,
         measured: MeasuredFile {
             date: time::OffsetDateTime::now_utc().date().to_string(),
             command: request.command.into(),
             spread: percent(spread),
         },
     };
-    Ok((measured_machine(accelerators, socket, &machine), calibration))
+    Ok(measured_machine(accelerators, socket, &machine))
 }
 
 /// The machine of a measured profile.

@@ -2,8 +2,11 @@
 
 use crate::{
     Failure, args,
-    args::{Format, Given},
-    calibration::{self, Request},
+    args::{CalibratedRuntime, Format, Given},
+    calibration::{
+        self, Request,
+        pytorch::{self, PytorchMachine},
+    },
     executors,
     idle::Idle,
     input, output,
@@ -11,7 +14,7 @@ use crate::{
     report::calibration::{data, human},
 };
 use spipe_cost::{CostError, check_batch};
-use spipe_exec::Backend;
+use spipe_exec::{Backend, Executor};
 use spipe_model::Batch;
 use std::path::Path;
 
@@ -35,7 +38,13 @@ pub fn run(what: &args::Calibrate, given: &Given, format: Format) -> Result<(), 
             "add one, such as `--devices emulated:0,cpu:0`, or leave it out",
         )
         .refuse()?;
+    let pytorch = what.runtime == CalibratedRuntime::Pytorch;
+    Idle::among(given)
+        .options_if(!pytorch, &["python", "runtime-output"], "without `--runtime pytorch`", "add it, or leave it out")
+        .options_if(pytorch, &["backend", "emulated-link"], "with `--runtime pytorch`", "leave it out")
+        .refuse()?;
     let target = Target::open(&what.output)?;
+    let runtime_target = what.runtime_output.as_deref().map(Target::open).transpose()?;
     let backend = executors::backend(&what.backend)?;
     let model = what.model.as_deref().map(input::model).transpose()?;
     let batch = |model| {
@@ -45,7 +54,7 @@ pub fn run(what: &args::Calibrate, given: &Given, format: Format) -> Result<(), 
     };
     let layers = model.as_ref().map(|model| Ok::<_, Failure>((model, batch(model)?)));
     let layers = layers.transpose()?;
-    let (file, measured) = calibration::measure(&Request {
+    let request = Request {
         name: "this-machine",
         executors: executors::named(&what.devices, backend)?,
         layers,
@@ -54,16 +63,47 @@ pub fn run(what: &args::Calibrate, given: &Given, format: Format) -> Result<(), 
         memory: what.emulated_memory,
         link: what.emulated_link,
         command: &command(what, backend),
-    })?;
+    };
+    let (file, measured) = if pytorch {
+        let names = names(what, &request.executors)?;
+        let PytorchMachine { file, measured, runtime } = pytorch::measure(&request, &names, &what.python)?;
+        if let Some(target) = runtime_target {
+            target.write(runtime.to_toml().as_bytes())?;
+        }
+        (file, measured)
+    } else {
+        calibration::measure(&request)?
+    };
     let hardware = calibration::machine(&file)?;
     let to_stdout = matches!(target, Target::Stdout);
     target.write(hardware.to_toml().as_bytes())?;
     if to_stdout { Ok(()) } else { output::report(format, &human(&measured), &data(&measured)) }
 }
 
+/// The devices by the names of PyTorch's script, accelerators first.
+fn names(what: &args::Calibrate, executors: &[Executor]) -> Result<Vec<String>, Failure> {
+    let name = |executor: &Executor| match executor {
+        Executor::Cpu { index, .. } => Ok(format!("cpu:{index}")),
+        Executor::Emulated { index, .. } => Ok(format!("emulated:{index}")),
+        Executor::Cuda { index } => Ok(format!("cuda:{index}")),
+        Executor::Wgpu { .. } => {
+            Err(Failure::argument("PyTorch is not measured on wgpu", "name cuda:0, emulated:0 or cpu:0"))
+        }
+    };
+    if let Some(device) = what.devices.iter().find(|device| device.matches(':').count() > 1 || device.contains('@')) {
+        let message = format!("`{device}` names a backend or cores, which PyTorch does not take");
+        return Err(Failure::argument(message, "set OMP_NUM_THREADS for the threads of each process"));
+    }
+    executors.iter().map(name).collect()
+}
+
 /// The command as the profile records it.
 fn command(what: &args::Calibrate, backend: Backend) -> String {
-    let mut words = format!("spipe calibrate --devices {} --backend {backend}", what.devices.join(","));
+    let devices = what.devices.join(",");
+    let mut words = match what.runtime {
+        CalibratedRuntime::Spipe => format!("spipe calibrate --devices {devices} --backend {backend}"),
+        CalibratedRuntime::Pytorch => format!("spipe calibrate --devices {devices} --runtime pytorch"),
+    };
     if let Some(model) = &what.model {
         // The folder of a file says nothing about the machine.
         let name = Path::new(model).file_name().and_then(|name| name.to_str()).filter(|_| model.starts_with('/'));
@@ -71,7 +111,10 @@ fn command(what: &args::Calibrate, backend: Backend) -> String {
         words += &what.seq_len.map_or_else(String::new, |seq_len| format!(" --seq-len {seq_len}"));
     }
     if what.devices.iter().any(|device| device.starts_with("emulated")) {
-        words += &format!(" --emulated-memory '{}' --emulated-link '{}'", what.emulated_memory, what.emulated_link);
+        words += &format!(" --emulated-memory '{}'", what.emulated_memory);
+        if what.runtime == CalibratedRuntime::Spipe {
+            words += &format!(" --emulated-link '{}'", what.emulated_link);
+        }
     }
     words + &format!(" --time-limit '{}'", what.time_limit)
 }

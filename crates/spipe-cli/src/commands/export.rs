@@ -2,9 +2,9 @@
 
 use crate::{
     Failure,
-    args::{Export, ExportDeepspeed, ExportFolder, ExportTorch},
+    args::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch},
     exporting::{Destination, Extras},
-    input, output,
+    input, output, planning,
 };
 use spipe_base::Faults;
 use spipe_export::Folder;
@@ -25,6 +25,13 @@ pub fn run(what: &Export) -> Result<(), Failure> {
         Export::Deepspeed(ExportDeepspeed { folder, nvme }) => {
             export(folder, &|plan| spipe_export::deepspeed(plan, nvme.as_deref()))
         }
+        Export::Chakra(ExportChakra { plan, output }) => {
+            let destination = Destination::open(output)?;
+            let plan = input::plan(plan)?;
+            destination.write(&spipe_export::chakra(&plan, &planning::program(&plan)?))?;
+            output::talk(&format!("wrote `{output}`; its README.md has the files"));
+            Ok(())
+        }
     }
 }
 
@@ -44,7 +51,7 @@ fn export(what: &ExportFolder, make: &dyn Fn(&Plan) -> Result<Folder, Faults>) -
         steps: what.steps,
         seed: what.seed,
     };
-    destination.write(&folder, &plan, &extras)?;
+    destination.write_with(&folder, &plan, &extras)?;
     output::talk(&format!("wrote `{}`; its README.md has the commands", what.output));
     Ok(())
 }

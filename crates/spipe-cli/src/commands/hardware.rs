@@ -1,10 +1,11 @@
 //! `spipe hardware`.
 
-use crate::{Failure, args, args::Format, input, output, output::Target, tables::table};
+use crate::{Failure, args, args::Format, input, market, output, output::Target, tables::table};
 use serde::Serialize;
 use spipe_base::{Bytes, LinkId, SimTime};
 use spipe_export::{Printed, hardware_from_topology};
 use spipe_hardware::{Device, DeviceKind, Hardware};
+use spipe_market::{Choice, compose};
 use spipe_schedule::Share;
 use spipe_sim::Transfer;
 use std::collections::BTreeMap;
@@ -21,7 +22,7 @@ pub fn run(what: &args::Hardware, format: Format) -> Result<(), Failure> {
 
 /// Writes a profile from what tools print about a machine.
 fn import(what: &args::HardwareImport) -> Result<(), Failure> {
-    let given: Vec<&str> = [Some(&what.topo), what.lscpu.as_ref(), what.numactl.as_ref(), Some(&what.like)]
+    let given: Vec<&str> = [Some(&what.topo), what.lscpu.as_ref(), what.numactl.as_ref(), what.like.as_ref()]
         .into_iter()
         .flatten()
         .map(String::as_str)
@@ -30,17 +31,37 @@ fn import(what: &args::HardwareImport) -> Result<(), Failure> {
     let text = |path: Option<&String>| path.map(|path| input::text(path)).transpose();
     let (lscpu, numactl) = (text(what.lscpu.as_ref())?, text(what.numactl.as_ref())?);
     let matrix = input::text(&what.topo)?;
-    let like = input::hardware_text(&what.like)?;
+    let (name, like) = rates(what)?;
     let printed = Printed {
         matrix: (&what.topo, &matrix),
         lscpu: lscpu.as_deref(),
         numactl: numactl.as_deref(),
-        like: (&what.like, &like),
+        like: (&name, &like),
     };
     let stem = std::path::Path::new(&what.output).file_stem().and_then(|stem| stem.to_str()).unwrap_or("machine");
     let profile = hardware_from_topology(&printed, if stem == "-" { "machine" } else { stem })?;
     Hardware::from_toml(&what.output, &profile)?;
     target.write(profile.as_bytes())
+}
+
+/// The name and the text of the profile whose rates are taken: the given one, or one GPU of the
+/// catalogue on its platform.
+fn rates(what: &args::HardwareImport) -> Result<(String, String), Failure> {
+    if let Some(like) = &what.like {
+        return Ok((like.clone(), input::hardware_text(like)?));
+    }
+    let platform = what.platform.clone().unwrap_or_default();
+    let choice = Choice {
+        gpu: what.gpu.clone(),
+        gpus: 1,
+        platform: platform.clone(),
+        dram: what.dram.as_deref().map(|text| market::counted("dram", text)).transpose()?,
+        ..Choice::default()
+    };
+    let machine =
+        compose(&market::shipped()?, &choice).map_err(|error| Failure::Arguments(error.diagnostic().into()))?;
+    let name = format!("{} and {platform} in the catalogue", what.gpu.as_deref().unwrap_or_default());
+    Ok((name, machine.hardware.to_toml()))
 }
 
 #[derive(Serialize)]

@@ -47,7 +47,8 @@ pub fn hardware_from_topology(printed: &Printed<'_>, name: &str) -> Result<Strin
             fault.hint("name a profile with the same GPU; `spipe hardware list` has them").into()
         })
     };
-    let (gpu, socket, link) = (first("gpu")?, first("socket")?, first("link")?);
+    let (gpu, socket) = (first("gpu")?, first("socket")?);
+    let link = lanes(&figures, &gpu).map_or_else(|| first("link"), Ok)?;
     let hosts = host::nodes(printed.lscpu, printed.numactl);
     let near: BTreeSet<u32> = gpus.iter().map(|(_, row)| row.node.unwrap_or(0)).chain(hosts.keys().copied()).collect();
     let mut profile = Profile { like, tables: BTreeMap::new() };
@@ -78,6 +79,13 @@ pub fn hardware_from_topology(printed: &Printed<'_>, name: &str) -> Result<Strin
     let description =
         format!("From `nvidia-smi topo -m`: {} GPUs, {nics} network cards, which are left out.", gpus.len());
     Ok(profile.text(name, &description))
+}
+
+/// The link of a profile at whose end its first GPU is.
+fn lanes(figures: &Table, gpu: &Table) -> Option<Table> {
+    let links = figures.get("link")?.as_array()?.iter().filter_map(Value::as_table);
+    let ends = |link: &Table| link.get("between").and_then(Value::as_array).cloned().unwrap_or_default();
+    links.into_iter().find(|link| ends(link).contains(&gpu["name"])).cloned()
 }
 
 /// The switch of each GPU that shares one with another GPU, numbered in their order.

@@ -103,6 +103,32 @@ class Models(unittest.TestCase):
         self.assertIn("it has no `model.layers.3.input_layernorm.weight`", said)
         self.assertFalse(os.path.exists(folder))
 
+    def test_a_tensor_of_another_shape_is_refused(self):
+        from safetensors.torch import load_file, save_file
+
+        weights, model = self.weights("llama")
+        path = plan(self.root, "1f1b", 2, batch=2, model=model, name="shape")
+        file, name = os.path.join(weights, "model.safetensors"), "model.layers.1.mlp.up_proj.weight"
+        tensors = load_file(file)
+        tensors[name] = tensors[name][:-1].clone()
+        save_file(tensors, file)
+        folder, said = self.export("shape", path, "--weights", weights, code=3)
+        self.assertIn(name, said)
+        self.assertRegex(said, r"\b95\b.*\b96\b|\b96\b.*\b95\b")
+        self.assertFalse(os.path.exists(folder))
+
+    def test_an_old_pytorch_is_refused(self):
+        path = plan(self.root, "1f1b", 2, batch=2)
+        folder, _ = self.export("old", path, "--data", TEXT, "--steps", "1")
+        train = os.path.join(folder, "train.py")
+        with open(train) as file:
+            text = file.read()
+        with open(train, "w") as file:
+            file.write(text.replace("import torch\n", "import torch\ntorch.__version__ = '2.7.1+cpu'\n", 1))
+        codes, texts = script(folder, 2, ["--steps", "1"])
+        self.assertNotIn(0, codes)
+        self.assertIn("error: PyTorch 2.7.1+cpu is too old", "".join(texts))
+
     def test_a_script_says_what_is_wrong_with_its_weights(self):
         path = plan(self.root, "1f1b", 2, batch=2)
         folder, _ = self.export("plain", path, "--data", TEXT, "--steps", "1")

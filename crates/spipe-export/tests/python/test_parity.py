@@ -124,6 +124,19 @@ class Parity(unittest.TestCase):
             self.assertNotIn(os.uname().nodename, text)
             self.assertNotIn(self.root, text)
 
+    def test_a_trace_is_imported_with_its_own_plan_alone(self):
+        folder = os.path.join(self.root, "traced")
+        spipe("export", "torch", self.plans["1f1b", 2], "-o", folder, "--data", TEXT, "--steps", "2")
+        codes, texts = script(folder, 2, ["--steps", "2", "--trace", os.path.join(folder, "trace")])
+        self.assertEqual(codes, [0, 0], texts)
+        measured, predicted = os.path.join(self.root, "measured.json"), os.path.join(self.root, "predicted.json")
+        spipe("trace", "import", os.path.join(folder, "trace"), "--plan", self.plans["1f1b", 2], "-o", measured)
+        spipe("simulate", self.plans["1f1b", 2], "-o", predicted)
+        spipe("compare", predicted, measured)
+        spipe("timeline", predicted, measured, "-o", os.path.join(self.root, "both.perfetto.json"))
+        said = spipe("trace", "import", os.path.join(folder, "trace"), "--plan", self.plans["gpipe", 2], "-o", measured, code=3)
+        self.assertIn("the trace is of another plan than", said)
+
     def test_a_step_of_another_microbatch_count_is_refused(self):
         folder = os.path.join(self.root, "refused")
         order = os.path.join(self.root, "short.csv")

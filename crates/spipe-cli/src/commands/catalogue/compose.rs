@@ -3,7 +3,7 @@
 use crate::{Failure, args, args::Format, market, output, output::Target, tables::table};
 use serde::Serialize;
 use spipe_hardware::Hardware;
-use spipe_market::{Choice, Composed, Currency, Date, Kind, MachinePrice, Range, Rates, compose, count_of, price};
+use spipe_market::{Choice, Composed, Currency, Date, Kind, MachinePrice, Range, Rates, compose, price};
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -29,13 +29,6 @@ struct Row {
     price: Option<Range>,
 }
 
-/// A number of equal parts of an option.
-fn counted(option: &str, text: &str) -> Result<(u32, String), Failure> {
-    count_of(text).ok_or_else(|| {
-        Failure::argument(format!("`{text}` is not a number of parts"), format!("write it like --{option} 2xNAME"))
-    })
-}
-
 /// Composes a machine, prints its parts and writes its profile.
 pub fn run(what: &args::CatalogueCompose, format: Format) -> Result<(), Failure> {
     let (catalogue, day) = (market::catalogue(&what.source)?, market::day(what.source.as_of));
@@ -44,11 +37,11 @@ pub fn run(what: &args::CatalogueCompose, format: Format) -> Result<(), Failure>
         gpu: what.gpu.clone(),
         gpus: if what.gpu.is_some() { what.gpus } else { 0 },
         platform: what.platform.clone(),
-        dram: what.dram.as_deref().map(|text| counted("dram", text)).transpose()?,
-        drives: what.nvme.iter().map(|text| counted("nvme", text)).collect::<Result<_, _>>()?,
+        dram: what.dram.as_deref().map(|text| market::counted("dram", text)).transpose()?,
+        drives: what.nvme.iter().map(|text| market::counted("nvme", text)).collect::<Result<_, _>>()?,
         bridge: what.bridge.clone(),
         board: what.board.clone(),
-        supply: what.supply.as_deref().map(|text| counted("supply", text)).transpose()?,
+        supply: what.supply.as_deref().map(|text| market::counted("supply", text)).transpose()?,
     };
     let machine = compose(&catalogue, &choice).map_err(|error| Failure::Arguments(error.diagnostic().into()))?;
     // A composed machine that its own reader refuses is a fault of the catalogue's figures.
