@@ -75,26 +75,28 @@ pub fn run(what: &args::Calibrate, given: &Given, format: Format) -> Result<(), 
         calibration::measure(&request)?
     };
     let hardware = calibration::machine(&file)?;
+    let name = |executor: &Executor| if pytorch { short(executor) } else { executor.to_string() };
     let to_stdout = matches!(target, Target::Stdout);
     target.write(hardware.to_toml().as_bytes())?;
-    if to_stdout { Ok(()) } else { output::report(format, &human(&measured), &data(&measured)) }
+    if to_stdout { Ok(()) } else { output::report(format, &human(&measured, &name), &data(&measured, &name)) }
 }
 
 /// The devices by the names of PyTorch's script, accelerators first.
 fn names(what: &args::Calibrate, executors: &[Executor]) -> Result<Vec<String>, Failure> {
-    let name = |executor: &Executor| match executor {
-        Executor::Cpu { index, .. } => Ok(format!("cpu:{index}")),
-        Executor::Emulated { index, .. } => Ok(format!("emulated:{index}")),
-        Executor::Cuda { index } => Ok(format!("cuda:{index}")),
-        Executor::Wgpu { .. } => {
-            Err(Failure::argument("PyTorch is not measured on wgpu", "name cuda:0, emulated:0 or cpu:0"))
-        }
-    };
+    if executors.iter().any(|executor| matches!(executor, Executor::Wgpu { .. })) {
+        return Err(Failure::argument("PyTorch is not measured on wgpu", "name cuda:0, emulated:0 or cpu:0"));
+    }
     if let Some(device) = what.devices.iter().find(|device| device.matches(':').count() > 1 || device.contains('@')) {
         let message = format!("`{device}` names a backend or cores, which PyTorch does not take");
         return Err(Failure::argument(message, "set OMP_NUM_THREADS for the threads of each process"));
     }
-    executors.iter().map(name).collect()
+    Ok(executors.iter().map(short).collect())
+}
+
+/// The name of an executor without backend and cores.
+fn short(executor: &Executor) -> String {
+    let whole = executor.to_string();
+    whole.split(['@', ':']).take(2).collect::<Vec<_>>().join(":")
 }
 
 /// The command as the profile records it.

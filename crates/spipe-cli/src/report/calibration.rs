@@ -3,7 +3,7 @@
 use crate::tables::table;
 use serde::Serialize;
 use spipe_base::{BytesPerSecond, DataType, FlopsPerSecond, readable::percent};
-use spipe_exec::{Calibration, Copies};
+use spipe_exec::{Calibration, Copies, Executor};
 
 /// A measurement for programs.
 #[derive(Serialize)]
@@ -43,10 +43,10 @@ impl Link {
     }
 }
 
-/// The measurement for programs.
-pub fn data(calibration: &Calibration) -> Data {
+/// The measurement for programs. `name` names the devices.
+pub fn data(calibration: &Calibration, name: &dyn Fn(&Executor) -> String) -> Data {
     let devices = calibration.devices.iter().map(|device| Device {
-        executor: device.executor.to_string(),
+        executor: name(&device.executor),
         matmul_flops_per_second: device.best_rate(DataType::F32).map_or(0.0, FlopsPerSecond::get),
         memory_bandwidth_bytes_per_second: device.memory_bandwidth.get(),
         copy_bytes_per_second: device.copy_rate.get(),
@@ -59,7 +59,7 @@ pub fn data(calibration: &Calibration) -> Data {
 }
 
 /// The measured devices, copies, and layers on each device, as tables.
-pub fn human(calibration: &Calibration) -> String {
+pub fn human(calibration: &Calibration, name: &dyn Fn(&Executor) -> String) -> String {
     let mut devices = table(
         &["device", "best matmul", "memory bandwidth", "host copy", "optimizer", "launch floor", "spread"],
         &[1, 2, 3, 4, 5, 6],
@@ -74,7 +74,7 @@ pub fn human(calibration: &Calibration) -> String {
         let rate = |data_type: &DataType| Some(named(device.best_rate(*data_type)?.to_string(), *data_type));
         let best: Vec<String> = device.matmul.keys().filter_map(rate).collect();
         devices.add_row(vec![
-            device.executor.to_string(),
+            name(&device.executor),
             best.join("\n"),
             device.memory_bandwidth.to_string(),
             device.copy_rate.to_string(),
@@ -85,7 +85,7 @@ pub fn human(calibration: &Calibration) -> String {
         for layer in &device.layers {
             layers.add_row(vec![
                 layer.signature.clone(),
-                named(device.executor.to_string(), layer.data_type),
+                named(name(&device.executor), layer.data_type),
                 format!("{:.3}", layer.forward),
                 format!("{:.3}", layer.backward_input + layer.backward_weight),
                 percent(layer.spread),
@@ -95,7 +95,7 @@ pub fn human(calibration: &Calibration) -> String {
     let mut copies = table(&["copies of 64 MiB", "pinned, in", "out", "pageable, in", "out"], &[1, 2, 3, 4]);
     for (device, found) in calibration.devices.iter().filter_map(|device| Some((device, device.copies?))) {
         let rates = found.pinned.iter().chain(&found.pageable).map(ToString::to_string);
-        copies.add_row([device.executor.to_string()].into_iter().chain(rates).collect::<Vec<_>>());
+        copies.add_row([name(&device.executor)].into_iter().chain(rates).collect::<Vec<_>>());
     }
     let copies = if copies.is_empty() { String::new() } else { format!("\n\n{copies}") };
     let layers = if layers.is_empty() { String::new() } else { format!("\n\n{layers}") };

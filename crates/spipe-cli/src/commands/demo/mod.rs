@@ -55,7 +55,7 @@ pub fn run(what: &args::Demo, format: Format) -> Result<(), Failure> {
     let executors = executors(backend);
     let (machine, measured) = measure(what, &model, &workload, &executors)?;
     let hardware = calibration::machine(&machine)?;
-    talk(&report::calibration::human(&measured));
+    talk(&report::calibration::human(&measured, &ToString::to_string));
 
     step(&format!(
         "2. {}: {} parameters; training text of {}",
