@@ -23,7 +23,7 @@ use std::{
 };
 
 /// The dependencies that each crate may have, besides those of its dependencies.
-const MAY_USE: [(&str, &[&str]); 16] = [
+const MAY_USE: [(&str, &[&str]); 17] = [
     ("spipe-base", &[]),
     ("spipe-model", &["spipe-base"]),
     ("spipe-hardware", &["spipe-base"]),
@@ -35,11 +35,12 @@ const MAY_USE: [(&str, &[&str]); 16] = [
     ("spipe-planner", &["spipe-schedule"]),
     ("spipe-timeline", &["spipe-trace"]),
     ("spipe-market", &["spipe-hardware"]),
+    ("spipe-whatif", &["spipe-market", "spipe-cost", "spipe-timeline"]),
     ("spipe-exec", &["spipe-schedule", "spipe-trace"]),
     ("spipe-export", &["spipe-schedule", "spipe-trace"]),
     ("spipe-fit", &["spipe-sim", "spipe-planner"]),
     ("spipe-reproduce", &["spipe-fit", "spipe-timeline"]),
-    ("spipe", &["spipe-reproduce", "spipe-market", "spipe-exec", "spipe-export"]),
+    ("spipe", &["spipe-reproduce", "spipe-whatif", "spipe-exec", "spipe-export"]),
 ];
 
 /// The packages that only the crate named beside them may depend on.

@@ -13,6 +13,7 @@ mod reproduce;
 mod run;
 mod schedule;
 mod simulate;
+mod whatif;
 mod trace;
 
 pub use compare_systems::CompareSystems;
@@ -32,6 +33,7 @@ pub use run::{Demo, Run};
 pub use schedule::Schedule;
 pub use simulate::{Compare, Simulate, Timeline};
 pub use trace::{Trace, TraceImport};
+pub use whatif::{Goal, Whatif, WhatifCommand, WhatifMerge, WhatifOutput, WhatifSweep};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
@@ -93,6 +95,8 @@ pub enum Command {
     Calibrate(Calibrate),
     /// Find the best plan for a model on a machine
     Plan(Plan),
+    /// What to buy: rank composed machines for a job
+    Whatif(Box<Whatif>),
     /// Predict tensor and data parallelism, in closed form
     #[command(subcommand)]
     Baseline(Baseline),

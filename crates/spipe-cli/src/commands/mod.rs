@@ -18,6 +18,7 @@ mod run;
 mod schedule;
 mod simulate;
 mod timeline;
+mod whatif;
 mod trace;
 
 use crate::{
@@ -33,6 +34,7 @@ pub fn run(args: &Args, given: &Given) -> Result<(), Failure> {
         Command::PredictionError(what) => prediction_error::run(what, format),
         Command::Calibrate(what) => calibrate::run(what, given, format),
         Command::Model(what) => model::run(what, given, format),
+        Command::Whatif(what) => whatif::run(what, given, format),
         Command::Catalogue(what) => catalogue::run(what, format),
         Command::Hardware(what) => hardware::run(what, format),
         Command::Plan(what) => plan::run(what, given, format),

@@ -9,6 +9,7 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
         "model" => spipe_model::schema(),
         "hardware" => spipe_hardware::schema(),
         "runtime" => spipe_hardware::runtime_schema(),
+        "job" => spipe_whatif::schema(),
         "catalogue" => spipe_market::schema(),
         "plan" => spipe_plan::schema(),
         "trace" => schemars::schema_for!(spipe_trace::Trace),

@@ -1,0 +1,273 @@
+//! The answer of a sweep: the first machines planned again with much effort, then tables and files.
+
+use super::{FIRST, Task, judge, judge::Planner, rented};
+use crate::{Failure, args, args::Format, output, output::Target, report as reports, tables::dense_table};
+use serde::Serialize;
+use spipe_base::{
+    Diagnostic,
+    readable::{per_second, percent},
+};
+use spipe_hardware::Hardware;
+use spipe_timeline::Picture;
+use spipe_whatif::{
+    Answer, Effort, Efforts, Judge, Objective, Ranking, Run, Table,
+    amount::Hours,
+    neighbours, rank, report,
+    report::{Linked, Rented, Subject},
+};
+use std::{collections::BTreeMap, path::Path};
+
+/// The relative error of predictions where nothing was fitted to the machine: the mean over 27 measured
+/// trainings of BERT-large on one GPU each (`reports/reproductions/runs.md`).
+const ERROR: f64 = 0.3;
+
+/// The lines of each list on the terminal.
+const LINES: usize = 8;
+
+/// The width of timelines on the page, in characters.
+const WIDTH: usize = 100;
+
+/// An answer to give.
+pub struct Answerer<'a> {
+    pub task: &'a Task,
+    pub planner: &'a Planner,
+    pub rent: &'a [String],
+    pub output: &'a args::WhatifOutput,
+    pub format: Format,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct Data<'a> {
+    format_version: u32,
+    status: &'static str,
+    question: String,
+    answer: String,
+    objective: Objective,
+    currency: String,
+    as_of: String,
+    #[serde(flatten)]
+    table: &'a Table,
+    rented: &'a [Rented],
+    formulas: Vec<&'static str>,
+}
+
+impl Answerer<'_> {
+    /// Plans the first machines again, ranks, prints and writes.
+    pub fn answer(&self, mut run: Run, target: Option<Target>) -> Result<(), Failure> {
+        let ranking = Ranking {
+            objective: self.task.setup.objective,
+            rows: self.task.setup.rows,
+            error: ERROR,
+            as_of: self.task.setup.as_of,
+            own: self.task.own,
+        };
+        let low = rank((&self.task.job, &self.task.sweep), &run, ranking);
+        if let Some(first) = low.machines.first() {
+            self.neighbours(&mut run, self.task.own.unwrap_or(first.index))?;
+        }
+        let mut plans = Linked::new();
+        let mut efforts: BTreeMap<usize, Efforts> = BTreeMap::new();
+        for row in low.machines.iter().take(FIRST).filter(|_| !self.planner.is_stopped()) {
+            if let Some(high) = self.with_effort(&mut run, row.index, &mut plans)? {
+                efforts.insert(
+                    row.index,
+                    Efforts { low_tokens_per_second: row.tokens_per_second, high_tokens_per_second: high },
+                );
+            }
+        }
+        let mut table = rank((&self.task.job, &self.task.sweep), &run, ranking);
+        table.machines.iter_mut().for_each(|row| row.effort = efforts.get(&row.index).copied());
+        let mut rented = rented::rented(self.task, self.planner, self.rent)?;
+        self.planner.finish();
+        let subject = |rented| Subject {
+            job: &self.task.job,
+            sweep: &self.task.sweep,
+            table: &table,
+            as_of: ranking.as_of,
+            rented,
+        };
+        if let Some(first) = table.machines.first() {
+            let even = |one: &Rented| report::break_even(&subject(&[]), first, one.cost_of_job.typical);
+            let evens: Vec<Option<f64>> = rented.iter().map(even).collect();
+            rented.iter_mut().zip(evens).for_each(|(one, even)| one.break_even_jobs_per_year = even);
+        }
+        self.write(&subject(&rented), &plans, target)?;
+        self.verdict(&subject(&rented))
+    }
+
+    /// Plans the machines that differ from one in a single kind of part: they are candidates for the next euro
+    /// even where a bound keeps them out of the table.
+    fn neighbours(&self, run: &mut Run, index: usize) -> Result<(), Failure> {
+        for near in neighbours(&self.task.sweep, index) {
+            if run.answers[near].is_some() || self.planner.is_stopped() {
+                continue;
+            }
+            let candidate = &self.task.sweep.candidates[near];
+            if !run.plans.contains_key(&candidate.key) {
+                let hardware = Hardware::from_file(&candidate.machine.name, candidate.machine.hardware.clone())?;
+                let trains = 0..self.task.job.file.train.len();
+                let answers = trains.map(|train| self.planner.plan(&hardware, train, Effort::Low)).collect();
+                run.plans.insert(candidate.key.clone(), answers);
+            }
+            run.answers[near] = run.plans.get(&candidate.key).cloned();
+        }
+        Ok(())
+    }
+
+    /// Plans a machine with much effort, keeps the better plans, and returns its rate with them.
+    fn with_effort(&self, run: &mut Run, index: usize, plans: &mut Linked) -> Result<Option<f64>, Failure> {
+        let candidate = &self.task.sweep.candidates[index];
+        let hardware = Hardware::from_file(&candidate.machine.name, candidate.machine.hardware.clone())?;
+        let Some(mut answers) = run.answers[index].clone() else { return Ok(None) };
+        let mut words = String::new();
+        for (train, answer) in answers.iter_mut().enumerate() {
+            let Answer::Planned(low) = answer else { continue };
+            if let Ok(found) = self.planner.found(&hardware, train, Effort::High) {
+                let (high, trace) = judge::planned(&found)?;
+                words += &reports::plan::human(&found, "", None);
+                words += "\n";
+                words += &spipe_timeline::text(&Picture { trace: &trace, second: None, title: None }, WIDTH);
+                if high.tokens_per_second > low.tokens_per_second {
+                    *low = high;
+                }
+            }
+        }
+        plans.insert(index, words);
+        let figures = spipe_whatif::Figures::of_answers(&self.task.job, candidate, &answers);
+        // Machines that are equal but for their prices have one plan.
+        for other in self.task.sweep.candidates.iter().filter(|other| other.key == candidate.key) {
+            if run.answers[other.index].is_some() {
+                run.answers[other.index] = Some(answers.clone());
+            }
+        }
+        run.plans.insert(candidate.key.clone(), answers);
+        Ok(figures.map(|figures| figures.tokens_per_second))
+    }
+
+    fn write(&self, subject: &Subject<'_>, plans: &Linked, target: Option<Target>) -> Result<(), Failure> {
+        let objective = self.task.setup.objective;
+        let data = Data {
+            format_version: 1,
+            status: status(subject),
+            question: report::question(subject),
+            answer: report::answer(subject, objective),
+            objective,
+            currency: self.task.job.own.currency.to_string(),
+            as_of: subject.as_of.to_string(),
+            table: subject.table,
+            rented: subject.rented,
+            formulas: report::formulas().into(),
+        };
+        let figures =
+            || report::plots(subject).map_err(|error| Failure::Bug(format!("a plot cannot be drawn: {error}")));
+        if let Some(folder) = &self.output.plots {
+            for figure in figures()? {
+                Target::in_folder(Path::new(folder), &format!("{}.svg", figure.name))?.write(figure.svg.as_bytes())?;
+            }
+        }
+        let to_stdout = matches!(target, Some(Target::Stdout));
+        if let (Some(target), Some(path)) = (target, &self.output.output) {
+            let content = match Path::new(path).extension().and_then(|end| end.to_str()) {
+                Some("html") => report::page(subject, objective, &figures()?, plans),
+                Some("csv") => report::csv(subject.table),
+                Some("svg") => figures()?.into_iter().next().map(|figure| figure.svg).unwrap_or_default(),
+                _ => output::to_json(&data)?,
+            };
+            target.write(content.as_bytes())?;
+        }
+        if to_stdout {
+            return Ok(());
+        }
+        output::report(self.format, &human(subject, &data, self.task.setup.rows), &data)
+    }
+
+    /// The exit code: nothing feasible, or nothing in time, is no success.
+    fn verdict(&self, subject: &Subject<'_>) -> Result<(), Failure> {
+        let counts = subject.table.counts;
+        let Some(first) = subject.table.machines.first() else {
+            if counts.left > 0 {
+                let fault = Diagnostic::error("the sweep was stopped before a machine had a plan");
+                return Err(Failure::Stopped(fault.hint("give it more time, or vary less")));
+            }
+            let fault = Diagnostic::error("no machine of the sweep has a plan");
+            return Err(Failure::Infeasible(fault.hint("vary more memory, or more GPUs")));
+        };
+        if first.meets_deadline == Some(false) {
+            let deadline = self.task.job.deadline().unwrap_or_default();
+            let message = format!(
+                "no machine meets the deadline of {}: the closest takes {}",
+                Hours(deadline),
+                Hours(first.hours)
+            );
+            return Err(Failure::Infeasible(
+                Diagnostic::error(message).hint("vary faster or more GPUs, or allow more time"),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn status(subject: &Subject<'_>) -> &'static str {
+    match subject.table.machines.first() {
+        _ if subject.table.counts.left > 0 => "stopped",
+        None => "infeasible",
+        Some(first) if first.meets_deadline == Some(false) => "late",
+        Some(_) => "ok",
+    }
+}
+
+fn human(subject: &Subject<'_>, data: &Data<'_>, rows: usize) -> String {
+    let currency = &data.currency;
+    let headings = [
+        "",
+        "tie",
+        "machine",
+        currency.as_str(),
+        "tokens/s",
+        "time",
+        "cost",
+        "kWh",
+        "system",
+        "busiest",
+        "front",
+        "first",
+    ];
+    let mut table = dense_table(&headings, &[0, 3, 4, 5, 6, 7, 10, 11]);
+    for row in subject.table.machines.iter().take(rows) {
+        let mark = match row.meets_deadline {
+            Some(true) => " ✓",
+            Some(false) => " ✗",
+            None => "",
+        };
+        let busiest =
+            row.bottleneck.as_ref().map(|busy| format!("{} {}", busy.lane, percent(busy.share))).unwrap_or_default();
+        table.add_row(vec![
+            row.rank.to_string(),
+            row.tie.clone(),
+            row.machine.replace('_', " "),
+            format!("{:.0}\n{:.0}–{:.0}", row.price.typical, row.price.low, row.price.high),
+            per_second(row.tokens_per_second),
+            format!("{}{mark}", Hours(row.hours)),
+            format!("{:.0}\n{:.0}–{:.0}", row.cost_of_job.typical, row.cost_of_job.low, row.cost_of_job.high),
+            format!("{:.0}", row.kwh),
+            row.system.clone(),
+            busiest,
+            format!("{}{:.0} %", if row.front { "● " } else { "" }, row.front_share * 100.0),
+            format!("{:.0} %", row.first_share * 100.0),
+        ]);
+    }
+    let error = subject.table.machines.first().map_or(0.0, |row| row.error);
+    let remark = format!(
+        "Predictions: ± {:.0} % where nothing was fitted to the machine. Prices: ranges of data sheets, listings and estimates; \
+         `spipe catalogue show PART` has each with its source.",
+        error * 100.0
+    );
+    format!(
+        "{}\n\n{}\n\n{table}\n{remark}\n\n{}\n{}",
+        data.question,
+        data.answer,
+        report::front_plot(subject),
+        report::lines(subject, LINES)
+    )
+}

@@ -1,0 +1,245 @@
+//! The planner of a sweep: each machine takes the path of `spipe plan`, with plain data parallelism beside it.
+
+use crate::{
+    Failure,
+    args::Format,
+    input,
+    planning::{self, Found, Request, program},
+};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use spipe_base::{Bytes, LaneRole, SimTime};
+use spipe_cost::{Mode, Optimizer, Parallelism, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::{Attention, Model, Precision, Recompute};
+use spipe_plan::System;
+use spipe_planner::Pins;
+use spipe_sim::{Options, simulate};
+use spipe_trace::{Metrics, Trace};
+use spipe_whatif::{Answer, Counts, Effort, GLOBAL_BATCH, Job, Judge, Planned, TrainFile, bound};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// The name of plain data parallelism.
+pub const DATA_PARALLEL: &str = "data-parallel";
+
+/// The time to plan one machine.
+const fn time_limit(effort: Effort) -> Duration {
+    match effort {
+        Effort::Low => Duration::from_millis(300),
+        Effort::High => Duration::from_secs(2),
+    }
+}
+
+/// The gap at which a search ends, as in `spipe plan`.
+const GAP: f64 = 0.005;
+
+/// A training with its model.
+pub struct Training {
+    model: Model,
+    workloads: Vec<Workload>,
+    precision: Precision,
+    operations: f64,
+}
+
+impl Training {
+    fn new(train: &TrainFile) -> Result<Self, Failure> {
+        let model = input::model(&train.model)?;
+        let precision = train.precision.unwrap_or(Precision::Bf16);
+        let seq_len = input::seq_len(&model, train.seq_len)?;
+        let template = Workload {
+            mode: Mode::Train,
+            seq_len,
+            microbatch: 1,
+            microbatches: 1,
+            precision,
+            optimizer: Optimizer::Adamw,
+            attention: Attention::Fused,
+            clip_norm: None,
+        };
+        let workloads = planning::workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
+        let operations = bound::operations_per_token(&model, seq_len);
+        Ok(Self { model, workloads, precision, operations })
+    }
+}
+
+/// The planner of a job.
+pub struct Planner {
+    trainings: Vec<Training>,
+    systems: Vec<System>,
+    stop: Arc<AtomicBool>,
+    until: Option<Instant>,
+    bar: ProgressBar,
+}
+
+impl Planner {
+    /// A planner of the trainings of a job, for a sweep of `machines`.
+    pub fn new(job: &Job, machines: usize, limit: Option<Duration>, format: Format) -> Result<Self, Failure> {
+        let bar = match format {
+            Format::Human => ProgressBar::new(machines as u64),
+            Format::Json => ProgressBar::with_draw_target(Some(machines as u64), ProgressDrawTarget::hidden()),
+        };
+        if let Ok(style) = ProgressStyle::with_template("{human_pos} of {human_len} machines · {msg} · {eta} left") {
+            bar.set_style(style);
+        }
+        Ok(Self {
+            trainings: job.file.train.iter().map(Training::new).collect::<Result<_, _>>()?,
+            systems: planning::systems("auto")?,
+            stop: crate::interrupt::flag(),
+            until: limit.map(|limit| Instant::now() + limit),
+            bar,
+        })
+    }
+
+    /// The plan of one training.
+    pub fn found(&self, hardware: &Hardware, train: usize, effort: Effort) -> Result<Found, Failure> {
+        let training = &self.trainings[train];
+        planning::search(&Request {
+            model: &training.model,
+            hardware,
+            workloads: training.workloads.clone(),
+            systems: self.systems.clone(),
+            planner: "ilp",
+            time_limit: time_limit(effort),
+            stop: &self.stop,
+            gap: GAP,
+            threads: 1,
+            pins: Pins::default(),
+            start: None,
+            host_help: true,
+        })
+    }
+
+    /// Ends the progress bar.
+    pub fn finish(&self) {
+        self.bar.finish_and_clear();
+    }
+}
+
+impl Judge for Planner {
+    fn plan(&self, hardware: &Hardware, train: usize, effort: Effort) -> Answer {
+        let parallel = data_parallel(&self.trainings[train], hardware);
+        match self.found(hardware, train, effort).and_then(|found| planned(&found)) {
+            Ok((plan, _)) => match parallel {
+                Some(parallel) if parallel.tokens_per_second > plan.tokens_per_second => Answer::Planned(parallel),
+                _ => Answer::Planned(plan),
+            },
+            Err(failure) => match (parallel, failure) {
+                (Some(parallel), _) => Answer::Planned(parallel),
+                (None, Failure::Infeasible(diagnostic)) => Answer::Infeasible(diagnostic.message),
+                (None, failure) => {
+                    Answer::Failed(failure.to_string().lines().next().unwrap_or_default().replace("error: ", ""))
+                }
+            },
+        }
+    }
+
+    fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64 {
+        let training = &self.trainings[train];
+        // A profiled model has times and no operations: nothing bounds it.
+        if training.operations > 0.0 {
+            bound::most_tokens_per_second(training.operations, hardware, training.precision)
+        } else {
+            f64::MAX
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed) || self.until.is_some_and(|until| Instant::now() >= until)
+    }
+
+    fn is_cut_short(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    fn progress(&self, decided: usize, counts: Counts) {
+        self.bar.set_position(decided as u64);
+        let Counts { solved, shared, bounded, .. } = counts;
+        self.bar.set_message(format!("{solved} planned, {shared} shared, {bounded} bounded"));
+    }
+}
+
+/// The figures of a plan, from its simulation, with the trace.
+pub fn planned(found: &Found) -> Result<(Planned, Trace), Failure> {
+    let trace = simulate(&program(&found.plan)?, &Options::default()).trace;
+    let metrics = Metrics::of(&trace);
+    let context = found.plan.context();
+    let seconds = metrics.iteration.to_seconds().get();
+    let share =
+        |time: SimTime| if metrics.iteration == SimTime::ZERO { 0.0 } else { time.to_ms() / metrics.iteration.to_ms() };
+    let mut shares = BTreeMap::new();
+    let (mut gpus, mut cores) = (0.0, 0.0);
+    for (lane, busy) in &metrics.busy {
+        let own = &trace.lanes[lane.index()];
+        let share = share(*busy).min(1.0);
+        shares.insert(own.name.clone(), share);
+        let device = context.hardware.devices().iter().find(|device| device.name == own.device);
+        match device {
+            Some(device) if device.is_gpu() && own.role == LaneRole::Compute => gpus += share,
+            Some(device) if device.is_socket() => cores += share,
+            _ => {}
+        }
+    }
+    let count = |is: fn(&spipe_hardware::Device) -> bool| {
+        context.hardware.devices().iter().filter(|device| is(device)).count().max(1) as f64
+    };
+    let usable = |name: &str| context.hardware.memory(name).map(|id| context.hardware.memories()[id].usable());
+    let peaks: BTreeMap<String, u64> = metrics.peaks.iter().map(|(name, peak)| (name.clone(), peak.get())).collect();
+    let room =
+        metrics.peaks.iter().filter_map(|(name, peak)| Some((name.clone(), usable(name)?.saturating_sub(*peak).get())));
+    let planned = Planned {
+        tokens_per_second: context.workload().tokens() as f64 / seconds,
+        iteration_ms: metrics.iteration.to_ms(),
+        system: found.solution.placement.system.to_string(),
+        closed_form: false,
+        gap: Some(found.solution.gap),
+        gpu_share: (gpus / count(spipe_hardware::Device::is_gpu)).min(1.0),
+        core_share: (cores / count(spipe_hardware::Device::is_socket)).min(1.0),
+        head_room_bytes: room.collect(),
+        peak_bytes: peaks,
+        shares,
+    };
+    Ok((planned, trace))
+}
+
+/// Plain data parallelism over all GPUs, by the closed form of `spipe baseline tensor-data`, if it fits.
+fn data_parallel(training: &Training, hardware: &Hardware) -> Option<Planned> {
+    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+    if gpus == 0 {
+        return None;
+    }
+    let spreads = Recompute::ALL.into_iter().map(|recompute| Parallelism { tensor: 1, data: gpus, recompute });
+    let costs = spreads.flat_map(|spread| {
+        let cost = move |workload: &Workload| Some((*workload, spread.cost(&training.model, hardware, workload).ok()?));
+        training.workloads.iter().filter_map(cost)
+    });
+    let fitting = costs.filter(|(_, cost)| cost.fits() && cost.iteration.get() > 0.0);
+    let (workload, cost) = fitting.min_by(|left, right| left.1.iteration.cmp(&right.1.iteration))?;
+    let share = |part: spipe_base::Seconds| part.get() / cost.iteration.get();
+    let busy = share(cost.compute) + share(cost.optimizer);
+    let memories = || {
+        hardware
+            .devices()
+            .iter()
+            .filter(|device| device.is_gpu())
+            .map(|device| hardware.memories()[device.memory].name.clone())
+    };
+    let free: Bytes = cost.usable.saturating_sub(cost.memory);
+    Some(Planned {
+        tokens_per_second: workload.tokens() as f64 / cost.iteration.get(),
+        iteration_ms: cost.iteration.to_ms(),
+        system: DATA_PARALLEL.into(),
+        closed_form: true,
+        gap: None,
+        shares: BTreeMap::from([("GPU compute".into(), busy), ("gradients".into(), share(cost.data_reduction))]),
+        gpu_share: busy.min(1.0),
+        core_share: 0.0,
+        head_room_bytes: memories().map(|name| (name, free.get())).collect(),
+        peak_bytes: memories().map(|name| (name, cost.memory.get())).collect(),
+    })
+}

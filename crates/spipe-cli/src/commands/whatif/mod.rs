@@ -1,0 +1,141 @@
+//! `spipe whatif`.
+
+mod answer;
+mod given;
+mod judge;
+mod own;
+mod rented;
+
+use crate::{
+    Failure, args,
+    args::{Format, Given},
+    input, market, output,
+    output::Target,
+};
+use answer::Answerer;
+use judge::Planner;
+use spipe_base::Diagnostic;
+use spipe_market::{Catalogue, Source};
+use spipe_whatif::{Plans, Question, Setup, Shard, State, Sweep, merge, run as sweep_run, sweep};
+
+/// Sweeps machines for a job, or joins the parts of a sweep.
+pub fn run(what: &args::Whatif, given: &Given, format: Format) -> Result<(), Failure> {
+    match &what.merge {
+        Some(args::WhatifCommand::Merge(what)) => join(what, format),
+        None => whole(&what.sweep, given, format),
+    }
+}
+
+/// A sweep with all that it is about.
+pub struct Task {
+    pub setup: Setup,
+    pub job: spipe_whatif::Job,
+    pub catalogue: Catalogue,
+    pub sweep: Sweep,
+    /// The place of the machine to add to.
+    pub own: Option<usize>,
+}
+
+impl Task {
+    /// Composes the machines of a setup.
+    fn new(setup: Setup, catalogue: Catalogue) -> Result<Self, Failure> {
+        let job = setup.job.clone().check().map_err(Failure::Input)?;
+        let (sweep, own) = if setup.own.is_empty() {
+            (sweep(&catalogue, &job, setup.as_of)?, None)
+        } else {
+            (own::sweep(&catalogue, &job, &setup)?, Some(0))
+        };
+        if sweep.candidates.is_empty() {
+            let reasons = sweep
+                .skipped
+                .iter()
+                .map(|skipped| format!("{} by `{}` ({})", skipped.count, skipped.rule, skipped.example));
+            let message = format!("no machine is left of the sweep: {}", reasons.collect::<Vec<_>>().join("; "));
+            let hint = "vary more, or allow a higher budget or more power";
+            return Err(Failure::Infeasible(Diagnostic::error(message).hint(hint)));
+        }
+        Ok(Self { setup, job, catalogue, sweep, own })
+    }
+
+    fn question(&self, shard: Shard, bounds: bool) -> Question<'_> {
+        let Setup { objective, rows, .. } = self.setup;
+        Question { job: &self.job, sweep: &self.sweep, objective, rows, shard, bounds }
+    }
+}
+
+fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), Failure> {
+    let limit = what.time_limit.map(input::limit).transpose()?;
+    let shard = what.shard.as_deref().map(given::shard).transpose()?;
+    let inputs: Vec<&str> =
+        what.job.iter().chain(&what.own).chain(&what.source.catalogues).map(String::as_str).collect();
+    let target = what.output.output.as_deref().map(|path| Target::beside(path, &inputs)).transpose()?;
+    let resumed = what.resume.as_deref().filter(|path| std::path::Path::new(path).exists()).map(state).transpose()?;
+    let kept = what.resume.as_deref().map(Target::open).transpose()?;
+    let catalogue = market::catalogue(&what.source)?;
+    let setup = given::setup(what, given)?;
+    let known = match resumed {
+        Some(state) if state.setup != setup => {
+            let path = what.resume.clone().unwrap_or_default();
+            return Err(Failure::argument(format!("`{path}` has the plans of another job"), "name another file"));
+        }
+        Some(state) => state.plans,
+        None => Plans::new(),
+    };
+    let task = Task::new(setup, catalogue)?;
+    let planner = Planner::new(&task.job, task.sweep.candidates.len(), limit, format)?;
+    let question = task.question(shard.unwrap_or(Shard::WHOLE), task.own.is_none());
+    let found = pool(what.threads)?.install(|| sweep_run(&question, &planner, known))?;
+    planner.finish();
+    let state = State::new(task.setup.clone(), question.shard, found.counts, found.plans.clone());
+    if let Some(kept) = kept {
+        kept.write(output::to_json(&state)?.as_bytes())?;
+    }
+    if shard.is_some() {
+        if let Some(target) = target {
+            target.write(output::to_json(&state)?.as_bytes())?;
+        }
+        return Ok(());
+    }
+    Answerer { task: &task, planner: &planner, rent: &what.rent, output: &what.output, format }.answer(found, target)
+}
+
+/// The plans of a file.
+fn state(path: &str) -> Result<State, Failure> {
+    serde_json::from_str(&input::text(path)?).map_err(|error| {
+        let fault = Diagnostic::error(format!("`{path}` has no plans of a sweep: {error}"));
+        Failure::input(fault.hint("`spipe whatif --shard` and `--resume` write such files"))
+    })
+}
+
+fn join(what: &args::WhatifMerge, format: Format) -> Result<(), Failure> {
+    let target = what.output.output.as_deref().map(|path| {
+        let inputs: Vec<&str> = what.parts.iter().map(String::as_str).collect();
+        Target::beside(path, &inputs)
+    });
+    let target = target.transpose()?;
+    let parts = what.parts.iter().map(|path| Ok((path.clone(), state(path)?))).collect::<Result<Vec<_>, Failure>>()?;
+    let whole = merge(parts).map_err(|error| {
+        let hint = "give all parts that `spipe whatif --shard` has written for one job";
+        Failure::input(Diagnostic::error(error.to_string()).hint(hint))
+    })?;
+    let mut catalogue = market::shipped()?;
+    for text in &whole.setup.catalogues {
+        catalogue.add(Source::read("catalogue", text)?.parsed);
+    }
+    let task = Task::new(whole.setup, catalogue)?;
+    let planner = Planner::new(&task.job, 0, None, format)?;
+    let mut found = spipe_whatif::Run { counts: whole.counts, plans: whole.plans, ..spipe_whatif::Run::default() };
+    // A machine without a plan was set aside in its part.
+    found.answers = task.sweep.candidates.iter().map(|candidate| found.plans.get(&candidate.key).cloned()).collect();
+    Answerer { task: &task, planner: &planner, rent: &[], output: &what.output, format }.answer(found, target)
+}
+
+/// The threads of a sweep.
+fn pool(threads: Option<usize>) -> Result<rayon::ThreadPool, Failure> {
+    let threads = threads.map_or_else(crate::planning::cores, |threads| threads.clamp(1, crate::planning::cores()));
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    pool.map_err(|error| Failure::Bug(format!("threads cannot be started: {error}")))
+}
+
+/// The machines that are planned again with much effort.
+pub const FIRST: usize = 10;

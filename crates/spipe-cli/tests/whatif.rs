@@ -1,0 +1,141 @@
+//! What to buy, on the command line: the answer, its files, shards, and bad input.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use serde_json::Value;
+use std::{
+    path::Path,
+    process::{Command, Output},
+};
+
+fn spipe(folder: &Path, args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").current_dir(folder).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+const JOB: &str = r#"
+format-version = 1
+name = "a small job"
+[[train]]
+model = "gpt2"
+tokens = "1 G"
+seq-len = 512
+global-batch = 8
+[cost]
+currency = "EUR"
+rates = [{ from = "USD", rate = 0.9, date = 2026-11-20, source = "stated here" }]
+[vary]
+gpu = ["rtx3090", "rtx4090"]
+gpus = [1, 2]
+platform = ["epyc-7713p"]
+dram = ["128 GiB"]
+condition = ["used"]
+"#;
+
+#[test]
+fn a_job_is_answered_in_all_formats() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("job.toml"), JOB).unwrap();
+    let output = spipe(
+        at,
+        &["whatif", "job.toml", "--as-of", "2026-11-27", "--format", "json", "-o", "page.html", "--plots", "plots"],
+    );
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let machines = answer["machines"].as_array().unwrap();
+    assert_eq!(machines.len(), 4);
+    for row in machines {
+        for key in [
+            "rank",
+            "tie",
+            "machine",
+            "price",
+            "tokens-per-second",
+            "error",
+            "hours",
+            "cost-of-job",
+            "kwh",
+            "watts",
+            "system",
+            "gap",
+            "front",
+        ] {
+            assert!(row.get(key).is_some(), "{key}: {row}");
+        }
+        assert!(row["cost-of-job"]["low"].as_f64() <= row["cost-of-job"]["typical"].as_f64());
+        let (hours, rate) = (row["hours"].as_f64().unwrap(), row["tokens-per-second"].as_f64().unwrap());
+        assert!((hours * rate * 3600.0 / 1e9 - 1.0).abs() < 1e-6, "{row}");
+        assert!(row["effort"]["high-tokens-per-second"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!((answer["currency"].as_str(), answer["as-of"].as_str()), (Some("EUR"), Some("2026-11-27")));
+    let counts = &answer["counts"];
+    assert_eq!(
+        counts["solved"].as_u64().unwrap() + counts["shared"].as_u64().unwrap() + counts["bounded"].as_u64().unwrap(),
+        4
+    );
+    let page = std::fs::read_to_string(at.join("page.html")).unwrap();
+    assert!(
+        page.contains("<svg") && page.contains("What changes the cost") && !page.contains("http-equiv=\"refresh\"")
+    );
+    assert!(!page.contains(" src=\"http") && !page.contains("@import"), "the page loads nothing");
+    assert!(at.join("plots/cost-against-time.svg").exists());
+}
+
+#[test]
+fn shards_are_merged_and_a_missing_one_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("job.toml"), JOB).unwrap();
+    for part in ["1/2", "2/2"] {
+        let file = format!("part-{}.json", &part[..1]);
+        let output = spipe(at, &["whatif", "job.toml", "--as-of", "2026-11-27", "--shard", part, "-o", &file]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    }
+    let merged = spipe(at, &["whatif", "merge", "part-1.json", "part-2.json", "--format", "json", "-o", "table.csv"]);
+    assert_eq!(merged.status.code(), Some(0), "{}", text(&merged.stderr));
+    let answer: Value = serde_json::from_slice(&merged.stdout).unwrap();
+    assert_eq!(answer["machines"].as_array().unwrap().len(), 4);
+    assert_eq!(std::fs::read_to_string(at.join("table.csv")).unwrap().lines().count(), 5);
+    let missing = spipe(at, &["whatif", "merge", "part-1.json"]);
+    assert_eq!((missing.status.code(), text(&missing.stderr).contains("the parts 2 are missing")), (Some(3), true));
+}
+
+#[test]
+fn a_deadline_that_nothing_meets_ends_with_code_4_and_the_closest() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("job.toml"), JOB).unwrap();
+    let output = spipe(at, &["whatif", "job.toml", "--as-of", "2026-11-27", "--deadline", "1min", "--vary", "gpus=1"]);
+    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
+    assert!(text(&output.stdout).contains("The closest is 1xrtx4090"), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("no machine meets the deadline of 1 min"));
+}
+
+#[test]
+fn bad_jobs_say_what_to_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("job.toml"), JOB).unwrap();
+    std::fs::write(at.join("empty.toml"), "format-version = 1\nname = \"empty\"\n").unwrap();
+    for (args, code, wanted) in [
+        (&["whatif"][..], 2, "there is no job"),
+        (&["whatif", "--model", "gpt2"], 2, "--tokens"),
+        (&["whatif", "job.toml", "--budget", "100 CHF"], 3, "no rate from CHF to EUR"),
+        (&["whatif", "job.toml", "--budget", "1 EUR"], 4, "no machine is left of the sweep"),
+        (&["whatif", "job.toml", "--vary", "gpu=rtx3090", "--vary", "gpu=l4"], 2, "is there twice"),
+        (&["whatif", "job.toml", "--vary", "colour=red"], 2, "nothing varies by `colour`"),
+        (&["whatif", "job.toml", "--vary", "gpu=rtx3091"], 3, "did you mean `rtx3090`"),
+        (&["whatif", "job.toml", "--shard", "3/2", "-o", "x.json"], 2, "is not a part of a sweep"),
+        (&["whatif", "job.toml", "--catalogue", "empty.toml"], 3, "the catalogue has no part"),
+        (&["whatif", "job.toml", "--rent", "moon"], 2, "no rented machine is `moon`"),
+    ] {
+        let output = spipe(at, args);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        assert!(said.contains(wanted) && said.contains("\nhint: "), "{args:?}: {said}");
+    }
+}

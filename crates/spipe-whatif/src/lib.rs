@@ -1,0 +1,28 @@
+//! What to buy: the machines composed of what varies, ranked for a job.
+//!
+//! ```text
+//! job, catalogue ─sweep─► candidates ─run (Judge)─► answers ─rank─► Table ─report─► text, CSV, HTML, plots
+//!                            │          │
+//!                          bound     State       plans so far: to resume, and to merge shards
+//! ```
+//!
+//! How a machine is planned is the caller's: it gives a [`Judge`]. A rate does not depend on a price,
+//! so that prices vary without planning again.
+
+pub mod amount;
+pub mod bound;
+mod job;
+mod rank;
+pub mod report;
+mod run;
+mod state;
+mod sweep;
+
+pub use job::{
+    CostFile, FORMAT_VERSION, GLOBAL_BATCH, Job, JobFile, KEYS, LimitsFile, Objective, Rule, SkipFile, TrainFile,
+    VaryFile, schema,
+};
+pub use rank::{Bottleneck, Change, CountsData, Efforts, Infeasible, NOISE, Ranking, Row, Table, neighbours, rank};
+pub use run::{Answer, Counts, Effort, Figures, Judge, Planned, Plans, Question, Run, Shard, run};
+pub use state::{MergeError, Setup, State, merge};
+pub use sweep::{Candidate, Skipped, Sweep, sweep, sweep_of};

@@ -1,0 +1,68 @@
+//! The answer in words, as CSV, as plots and as a page.
+
+mod csv;
+mod page;
+mod plots;
+mod sentences;
+mod terminal;
+
+pub use csv::csv;
+pub use page::{Linked, page};
+pub use plots::{Figure, break_even, plots};
+pub use sentences::{answer, formulas, question};
+pub use terminal::{front_plot, lines};
+
+use crate::{Job, Sweep, Table};
+use spipe_market::Date;
+
+/// What a report is about.
+#[derive(Clone, Copy)]
+pub struct Subject<'a> {
+    /// The job.
+    pub job: &'a Job,
+    /// The machines.
+    pub sweep: &'a Sweep,
+    /// The answer.
+    pub table: &'a Table,
+    /// The day of the prices.
+    pub as_of: Date,
+    /// The rented machines.
+    pub rented: &'a [Rented],
+}
+
+/// A rented machine beside the first one.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Rented {
+    /// The name.
+    pub machine: String,
+    /// The kind of its price: list, spot or marketplace.
+    pub kind: String,
+    /// The price of an hour.
+    pub hour: spipe_market::Range,
+    /// The predicted rate.
+    pub tokens_per_second: f64,
+    /// The hours of a year's trainings.
+    pub hours: f64,
+    /// The cost of a year's trainings.
+    pub cost_of_job: spipe_market::Range,
+    /// How many times a year the trainings run where owning the first machine begins to be cheaper; null if
+    /// renting always is.
+    pub break_even_jobs_per_year: Option<f64>,
+}
+
+impl Subject<'_> {
+    /// The currency of amounts.
+    fn currency(&self) -> String {
+        self.job.own.currency.to_string()
+    }
+}
+
+/// An amount of money with three digits or more.
+fn money(amount: f64) -> String {
+    if amount.abs() >= 100.0 {
+        spipe_base::readable::grouped(amount.abs().round() as u64)
+    } else {
+        format!("{:.2}", amount.abs())
+    }
+}

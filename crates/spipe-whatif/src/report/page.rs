@@ -1,0 +1,91 @@
+//! The answer as one self-contained HTML page.
+//!
+//! | part | file |
+//! |---|---|
+//! | words, table, plots | `page.html`, a minijinja template |
+//! | looks in light, dark and print | `page.css` |
+//! | sorting of the table | `page.js` |
+//!
+//! The page's content security policy forbids network access; plots are inline SVG.
+
+use super::{Figure, Rented, Subject, answer, formulas, question};
+use crate::{Objective, Table, amount::Hours};
+use minijinja::Environment;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+const PAGE: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// What each machine opens: its plan in words.
+pub type Linked = BTreeMap<usize, String>;
+
+#[derive(Serialize)]
+struct Page<'a> {
+    title: String,
+    question: String,
+    answer: String,
+    table: &'a Table,
+    rows: Vec<Words>,
+    rented: &'a [Rented],
+    figures: &'a [Figure],
+    formulas: Vec<&'static str>,
+    currency: String,
+    as_of: String,
+    style: &'static str,
+    script: &'static str,
+}
+
+/// The figures of a row in words, with the numbers to sort by.
+#[derive(Serialize)]
+struct Words {
+    hours: String,
+    plan: String,
+    memory: Vec<String>,
+    provenance: String,
+}
+
+/// Renders the page. `plans` are the plans of machines by their place in the sweep.
+pub fn page(subject: &Subject<'_>, objective: Objective, figures: &[Figure], plans: &Linked) -> String {
+    let rows = subject.table.machines.iter().map(|row| {
+        let candidate = &subject.sweep.candidates[row.index];
+        let (gpu, platform) = (&candidate.machine.hardware.gpu, &candidate.machine.hardware.socket);
+        let sources = gpu
+            .iter()
+            .filter_map(|gpu| gpu.source.clone())
+            .chain(platform.iter().filter_map(|socket| socket.source.clone()));
+        Words {
+            hours: Hours(row.hours).to_string(),
+            plan: plans.get(&row.index).cloned().unwrap_or_default(),
+            memory: row
+                .head_room_bytes
+                .iter()
+                .map(|(name, bytes)| format!("{name}: {} free", spipe_base::Bytes::new(*bytes)))
+                .collect(),
+            provenance: sources.collect::<Vec<_>>().join(" · "),
+        }
+    });
+    let page = Page {
+        title: subject.job.file.name.clone().unwrap_or_else(|| "What to buy".into()),
+        question: question(subject),
+        answer: answer(subject, objective),
+        table: subject.table,
+        rows: rows.collect(),
+        rented: subject.rented,
+        figures,
+        formulas: formulas().into(),
+        currency: subject.currency(),
+        as_of: subject.as_of.to_string(),
+        style: STYLE,
+        script: SCRIPT,
+    };
+    let mut environment = Environment::new();
+    // minijinja escapes inserted text because of the name's extension.
+    let rendered =
+        environment.add_template("page.html", PAGE).and_then(|()| environment.get_template("page.html")?.render(page));
+    match rendered {
+        Ok(page) => page,
+        Err(error) => unreachable!("the template is part of this crate and its context has every name: {error}"),
+    }
+}

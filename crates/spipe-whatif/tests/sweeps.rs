@@ -1,0 +1,239 @@
+//! Sharing and bounds never change a table, and shards join to the whole.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use proptest::prelude::*;
+use spipe_base::Bytes;
+use spipe_hardware::Hardware;
+use spipe_market::{Catalogue, Date};
+use spipe_whatif::{
+    Answer, Effort, Job, JobFile, Judge, Objective, Planned, Plans, Question, Ranking, Run, Setup, Shard, State, Sweep,
+    Table, bound, merge, rank, run, sweep,
+};
+use std::collections::BTreeMap;
+
+/// Operations per token of a model of eight billion parameters.
+const OPERATIONS: f64 = 5e10;
+
+/// A planner by formula: a share of the peak that depends on the machine, and a need of memory.
+struct Formula {
+    seed: u64,
+}
+
+impl Judge for Formula {
+    fn plan(&self, hardware: &Hardware, train: usize, _: Effort) -> Answer {
+        let devices = hardware.devices();
+        let text =
+            format!("{:?}", devices.iter().map(|device| (&device.peak, device.memory_bandwidth)).collect::<Vec<_>>());
+        let mut random = fastrand(self.seed ^ train as u64, &text);
+        let all: u64 = hardware.memories().iter().map(|memory| memory.capacity.get()).sum();
+        if random() < 0.1 {
+            return Answer::Failed("the solver gave up".into());
+        }
+        if Bytes::new(all) < Bytes::gib(100) {
+            return Answer::Infeasible("it needs 100 GiB".into());
+        }
+        let reached = 0.05 + 0.9 * random();
+        let rate = reached * bound::most_tokens_per_second(OPERATIONS, hardware, spipe_model::Precision::Bf16);
+        Answer::Planned(Planned {
+            tokens_per_second: rate,
+            iteration_ms: 1.0,
+            system: "formula".into(),
+            closed_form: true,
+            gap: None,
+            shares: BTreeMap::from([("gpu0.compute".into(), reached)]),
+            gpu_share: reached,
+            core_share: 1.0 - reached,
+            head_room_bytes: BTreeMap::new(),
+            peak_bytes: BTreeMap::new(),
+        })
+    }
+
+    fn most_tokens_per_second(&self, hardware: &Hardware, _: usize) -> f64 {
+        bound::most_tokens_per_second(OPERATIONS, hardware, spipe_model::Precision::Bf16)
+    }
+
+    fn is_stopped(&self) -> bool {
+        false
+    }
+}
+
+/// Numbers from 0 to 1 that follow from a seed and a text (FNV-1a and xorshift).
+fn fastrand(seed: u64, text: &str) -> impl FnMut() -> f64 + use<> {
+    let mut state = text
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325 ^ seed, |state, byte| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        | 1;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    }
+}
+
+fn day() -> Date {
+    "2026-11-27".parse().unwrap()
+}
+
+fn job(text: &str) -> Job {
+    let head = "format-version = 1\n[[train]]\nmodel = \"llama3-8b\"\ntokens = \"1 G\"\n";
+    JobFile::from_toml("job.toml", &format!("{head}{text}")).unwrap().check().unwrap()
+}
+
+/// Up to 60 machines from a random part of the catalogue, at random prices.
+fn machines(job: &Job, seed: u64) -> Sweep {
+    let mut random = fastrand(seed, "catalogue");
+    let mut catalogue = Catalogue::shipped().unwrap();
+    catalogue.gpus.retain(|_| random() < 0.3);
+    for price in catalogue.gpus.iter_mut().flat_map(|gpu| &mut gpu.price) {
+        let factor = 0.3 + 2.0 * random();
+        (price.low, price.typical, price.high) = (price.low * factor, price.typical * factor, price.high * factor);
+    }
+    let mut sweep = sweep(&catalogue, job, day()).unwrap();
+    let keep = 60.0 / sweep.candidates.len().max(1) as f64;
+    sweep.candidates.retain(|_| random() < keep);
+    sweep.candidates.iter_mut().enumerate().for_each(|(index, candidate)| candidate.index = index);
+    sweep
+}
+
+const OBJECTIVES: [Objective; 3] = [Objective::Cost, Objective::Time, Objective::Energy];
+
+fn ranked((job, sweep): (&Job, &Sweep), run: &Run, (objective, rows): (Objective, usize)) -> Table {
+    rank((job, sweep), run, Ranking { objective, rows, error: 0.1, as_of: day(), own: None })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// The table equals that of planning each machine alone.
+    #[test]
+    fn bounds_and_sharing_change_no_table(
+        seed in any::<u64>(), rows in 1usize..8, objective in 0usize..3, deadline in prop::option::of(1u32..200), shards in 1usize..5,
+    ) {
+        let objective = OBJECTIVES[objective];
+        let limits = deadline.map(|days| format!("[limits]\ndeadline = \"{days} d\"\n")).unwrap_or_default();
+        let job = job(&limits);
+        let sweep = machines(&job, seed);
+        let judge = Formula { seed };
+        let ask = |shard, bounds| Question { job: &job, sweep: &sweep, objective, rows, shard, bounds };
+        let alone = run(&ask(Shard::WHOLE, false), &judge, Plans::new()).unwrap();
+        let bounded = run(&ask(Shard::WHOLE, true), &judge, Plans::new()).unwrap();
+        let (wanted, found) = (ranked((&job, &sweep), &alone, (objective, rows)), ranked((&job, &sweep), &bounded, (objective, rows)));
+        prop_assert_eq!(&wanted.machines, &found.machines);
+        let counts = bounded.counts;
+        prop_assert_eq!(counts.solved + counts.shared + counts.bounded, sweep.candidates.len());
+        // Each machine alone, without sharing.
+        for candidate in &sweep.candidates {
+            let hardware = Hardware::from_file("alone", candidate.machine.hardware.clone()).unwrap();
+            let answer = judge.plan(&hardware, 0, Effort::Low);
+            prop_assert_eq!(alone.answers[candidate.index].as_ref(), Some(&vec![answer]), "{}", candidate.name());
+        }
+        // Shards join to the same table.
+        let setup = Setup { job: job.file.clone(), catalogues: vec![], objective, rows, as_of: day(), own: vec![] };
+        let parts = (1..=shards).map(|part| {
+            let shard = Shard { part, of: shards };
+            let found = run(&ask(shard, true), &judge, Plans::new()).unwrap();
+            (format!("part-{part}"), State::new(setup.clone(), shard, found.counts, found.plans))
+        });
+        let whole = merge(parts.collect()).unwrap();
+        let answers = sweep.candidates.iter().map(|candidate| whole.plans.get(&candidate.key).cloned()).collect();
+        let joined = Run { plans: whole.plans, answers, counts: whole.counts };
+        prop_assert_eq!(&wanted.machines, &ranked((&job, &sweep), &joined, (objective, rows)).machines);
+        // A resumed sweep plans nothing again.
+        let again = run(&ask(Shard::WHOLE, true), &judge, bounded.plans.clone()).unwrap();
+        prop_assert_eq!(again.counts.solved, 0);
+    }
+}
+
+#[test]
+fn threads_change_nothing() {
+    let job = job("[limits]\ndeadline = \"30 d\"\n");
+    let sweep = machines(&job, 7);
+    let question =
+        Question { job: &job, sweep: &sweep, objective: Objective::Cost, rows: 5, shard: Shard::WHOLE, bounds: true };
+    let with = |threads: usize| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let run = pool.install(|| run(&question, &Formula { seed: 7 }, Plans::new()).unwrap());
+        (run.counts, ranked((&job, &sweep), &run, (Objective::Cost, 5)))
+    };
+    assert_eq!(with(1), with(4));
+}
+
+#[test]
+fn parts_of_another_sweep_are_refused() {
+    let job = job("");
+    let setup = Setup {
+        job: job.file.clone(),
+        catalogues: vec![],
+        objective: Objective::Cost,
+        rows: 20,
+        as_of: day(),
+        own: vec![],
+    };
+    let part = |part, of| {
+        (format!("p{part}"), State::new(setup.clone(), Shard { part, of }, Default::default(), Plans::new()))
+    };
+    let said = |parts: Vec<(String, State)>| merge(parts).unwrap_err().to_string();
+    assert_eq!(said(vec![part(1, 3), part(3, 3)]), "the parts 2 are missing");
+    assert_eq!(said(vec![part(1, 2), part(1, 2)]), "part 1 is there twice");
+    assert_eq!(said(vec![part(1, 2), part(2, 3)]), "`p2` is one of 3 parts, the first file is one of 2");
+    let mut other = part(2, 2);
+    other.1.setup.rows = 5;
+    assert_eq!(said(vec![part(1, 2), other]), "`p2` is a part of another job");
+    let mut stopped = part(2, 2);
+    stopped.1.counts.left = 3;
+    assert_eq!(said(vec![part(1, 2), stopped]), "`p2` was stopped with 3 machines left");
+    assert_eq!(said(vec![]), "there is no part to merge");
+    let state = part(1, 1).1;
+    let json = serde_json::to_string(&state).unwrap();
+    assert_eq!(serde_json::from_str::<State>(&json).unwrap(), state);
+}
+
+#[test]
+fn bad_jobs_are_refused() {
+    let said = |text: &str| {
+        let head = "format-version = 1\n";
+        let read = JobFile::from_toml("job.toml", &format!("{head}{text}"));
+        read.and_then(JobFile::check).map(|_| String::new()).unwrap_or_else(|faults| faults.to_string())
+    };
+    let train = "[[train]]\nmodel = \"llama3-8b\"\ntokens = \"1 G\"\n";
+    assert_eq!(said(train), "");
+    for (text, wanted) in [
+        ("", "the job trains nothing"),
+        ("[[train]]\nmodel = \"x\"\ntokens = \"some\"\n", "not a number of tokens"),
+        ("[[train]]\nmodel = \"x\"\ntokens = \"1 G\"\nglobal-batch = 0\n", "empty batch"),
+        (&format!("{train}[limits]\nbudget = \"12000\"\n"), "not an amount of money"),
+        (&format!("{train}[limits]\nbudget = \"12000 EUR\"\n[cost]\ncurrency = \"USD\"\n"), "no rate from EUR to USD"),
+        (&format!("{train}[cost]\nuse = 0.0\n"), "the use is out of range"),
+        (&format!("{train}[cost]\nresidual = {{ low = 0.5, typical = 0.3, high = 0.1 }}\n"), "the residual value"),
+        (&format!("{train}[vary]\ngpu = []\n"), "varies over nothing"),
+        (&format!("{train}[vary]\ngpu = [\"l4\"]\ngpus = [0]\n"), "their number is 0"),
+        (&format!("{train}[vary]\nbridge = [true]\ngpus = [1]\n"), "there is one card"),
+        (&format!("{train}[skip]\nrules = [\"colour = red\"]\n"), "is not a condition"),
+        (&format!("{train}speed = 3\n"), "unknown field"),
+    ] {
+        assert!(said(text).contains(wanted), "{text}: {}", said(text));
+    }
+}
+
+#[test]
+fn skipped_combinations_say_why() {
+    let job = job(
+        "[limits]\nbudget = \"9000 USD\"\n[vary]\ngpu = [\"rtx3090\", \"h100-sxm\"]\ngpus = [1, 4]\nplatform = [\"ryzen-9950x\", \"epyc-7713p\"]\n\
+         dram = [\"64 GiB\"]\ncondition = [\"used\"]\n[skip]\nrules = [\"gpus = 1 and platform = ryzen-9950x\"]\n",
+    );
+    let sweep = sweep(&Catalogue::shipped().unwrap(), &job, day()).unwrap();
+    let names: Vec<String> = sweep.candidates.iter().map(|one| one.machine.name.clone()).collect();
+    assert_eq!(names, ["1xrtx3090_epyc-7713p_8xddr4-rdimm-16g", "4xrtx3090_epyc-7713p_8xddr4-rdimm-16g"]);
+    let rules: Vec<(&str, usize)> = sweep.skipped.iter().map(|one| (one.rule.as_str(), one.count)).collect();
+    assert!(rules.contains(&("skip", 2)), "{rules:?}");
+    assert!(rules.iter().any(|(rule, _)| *rule == "mounting" || *rule == "socket"), "{rules:?}");
+    let unknown = job_of_unknown();
+    let said = spipe_whatif::sweep(&Catalogue::shipped().unwrap(), &unknown, day()).unwrap_err().to_string();
+    assert!(said.contains("no gpu `rtx309`") && said.contains("did you mean `rtx3090`"), "{said}");
+}
+
+fn job_of_unknown() -> Job {
+    job("[vary]\ngpu = [\"rtx309\"]\n")
+}
