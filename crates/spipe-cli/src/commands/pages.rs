@@ -17,7 +17,7 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
         other => {
             return Err(Failure::argument(
                 format!("there is no format `{other}`"),
-                "use model, hardware, runtime, catalogue, plan, trace or runs",
+                "use model, hardware, runtime, catalogue, job, plan, trace or runs",
             ));
         }
     };

@@ -125,7 +125,7 @@ impl Answerer<'_> {
             let Answer::Planned(low) = answer else { continue };
             if let Ok(found) = self.planner.found(&hardware, train, Effort::High) {
                 let (high, trace) = judge::planned(&found)?;
-                words += &reports::plan::human(&found, "", None);
+                words += &reports::plan::human(&found, ("", &[]), None);
                 words += "\n";
                 words += &spipe_timeline::text(&Picture { trace: &trace, second: None, title: None }, WIDTH);
                 if high.tokens_per_second > low.tokens_per_second {

@@ -28,11 +28,11 @@ use std::{
 /// The name of plain data parallelism.
 pub const DATA_PARALLEL: &str = "data-parallel";
 
-/// The time to plan one machine.
-const fn time_limit(effort: Effort) -> Duration {
+/// The effort of `spipe plan`: steps are counted, not seconds, so that results do not depend on the load.
+const fn counted(effort: Effort) -> spipe_planner::Effort {
     match effort {
-        Effort::Low => Duration::from_millis(300),
-        Effort::High => Duration::from_secs(2),
+        Effort::Low => spipe_planner::Effort::Low,
+        Effort::High => spipe_planner::Effort::High,
     }
 }
 
@@ -105,13 +105,17 @@ impl Planner {
             workloads: training.workloads.clone(),
             systems: self.systems.clone(),
             planner: "ilp",
-            time_limit: time_limit(effort),
+            // Steps are counted instead.
+            time_limit: Duration::MAX,
+            effort: Some(counted(effort)),
+            watch: None,
             stop: &self.stop,
             gap: GAP,
             threads: 1,
             pins: Pins::default(),
             start: None,
             host_help: true,
+            hint: false,
         })
     }
 
