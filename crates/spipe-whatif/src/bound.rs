@@ -1,46 +1,157 @@
-//! A lower bound of the time of a job on a machine, from operations and peaks alone.
+//! A lower bound of the time of a training on a machine, from the cost table alone.
 //!
 //! ```text
-//! seconds per token ≥ operations per token ÷ Σ over devices of the peak in the type that it computes in
+//! iteration ≥ microbatches · min over splits of max over kinds of devices of (Σ time of its layers ÷ devices of the kind)
 //! ```
 //!
-//! Operations are those of matrix products and attention, half of the latter, since a causal mask
-//! makes half of them useless. No device exceeds its peak, so no plan is faster.
+//! A split gives every layer, or a part of it, to one kind of device. Each pass of a layer takes its
+//! time of the table on the device that runs it, and devices run one pass at a time, so no plan is
+//! faster. Recompute, transfers and optimizer steps are left out. The bound of a training is the
+//! least over its sizes of microbatches.
 
-use spipe_cost::compute_type;
-use spipe_hardware::Hardware;
-use spipe_model::{Batch, Model, Op, Precision};
+use spipe_base::{DeviceId, LayerId};
+use spipe_cost::{CostTable, Workload};
+use spipe_hardware::{Device, DeviceKind, Hardware};
+use spipe_model::{LayerKind, Model};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
 
-/// Returns the least operations per token of training a model: each layer's forward, the gradients
-/// of its weights, and of its input except in the first layer.
-pub fn operations_per_token(model: &Model, seq_len: u64) -> f64 {
-    let batch = Batch { microbatch: 1, seq_len };
-    let mut total = 0.0;
-    for (index, layer) in model.layers().iter().enumerate() {
-        let work = layer.work(batch);
-        let input = if index == 0 { &[][..] } else { &work.backward_input };
-        total += work.forward.iter().chain(&work.backward_weight).chain(input).map(operations).sum::<f64>();
+/// Times of the layers on one kind of device, in ms per microbatch, for each size of microbatches;
+/// infinite where a layer cannot run.
+type Times = Vec<Vec<f64>>;
+
+/// The part of a time by which the simulator's whole nanoseconds may be shorter than the table's times.
+const ROUNDING: f64 = 1e-4;
+
+/// The bounds of one training on any machine. Machines share the tables of their kinds of devices.
+#[derive(Debug)]
+pub struct Bounder {
+    model: Model,
+    workloads: Vec<Workload>,
+    known: Mutex<BTreeMap<String, Arc<Times>>>,
+}
+
+impl Bounder {
+    /// Creates the bounds of training `model` with any of `workloads`.
+    pub const fn new(model: Model, workloads: Vec<Workload>) -> Self {
+        Self { model, workloads, known: Mutex::new(BTreeMap::new()) }
     }
-    total / seq_len.max(1) as f64
-}
 
-fn operations(op: &Op) -> f64 {
-    match op {
-        Op::Elementwise { .. } => 0.0,
-        Op::Attention { .. } => op.flops().get() / 2.0,
-        _ => op.flops().get(),
+    /// Returns a rate that no plan exceeds, in tokens per second; infinite if nothing is known.
+    pub fn most_tokens_per_second(&self, hardware: &Hardware) -> f64 {
+        let mut kinds: BTreeMap<String, (DeviceId, f64)> = BTreeMap::new();
+        for (id, device) in hardware.devices().enumerate() {
+            kinds.entry(self.key(device, hardware)).or_insert((id, 0.0)).1 += 1.0;
+        }
+        let times = kinds.iter().map(|(key, (device, count))| Some((self.times(hardware, key, *device)?, *count)));
+        let Some(times) = times.collect::<Option<Vec<_>>>() else { return f64::INFINITY };
+        let rate = |(size, workload): (usize, &Workload)| {
+            let kinds: Vec<(&[f64], f64)> =
+                times.iter().map(|(times, count)| (times[size].as_slice(), *count)).collect();
+            let ms = workload.microbatches as f64 * least_time(&kinds) * (1.0 - ROUNDING);
+            workload.tokens() as f64 / (ms / 1e3)
+        };
+        self.workloads.iter().enumerate().map(rate).fold(0.0, f64::max)
+    }
+
+    /// The figures of a device by which its times differ from those of others.
+    fn key(&self, device: &Device, hardware: &Hardware) -> String {
+        // Profiled layers have times by name of device.
+        let profiled = self.model.layers().iter().any(|layer| matches!(layer.kind, LayerKind::Profiled(_)));
+        let name = if profiled { &device.name } else { "" };
+        let mut kind = device.kind.clone();
+        if let DeviceKind::Socket { numa_node, .. } = &mut kind {
+            *numa_node = 0;
+        }
+        let Device { peak, memory_bandwidth, launch_floor, efficiency, emulated, .. } = device;
+        let runtime = hardware.runtime().name();
+        format!("{name} {kind:?} {peak:?} {memory_bandwidth:?} {launch_floor:?} {efficiency:?} {emulated} {runtime}")
+    }
+
+    /// The times of a kind of device, from the tables of this machine if they are not known.
+    fn times(&self, hardware: &Hardware, key: &str, device: DeviceId) -> Option<Arc<Times>> {
+        if let Some(times) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(key) {
+            return Some(Arc::clone(times));
+        }
+        let of = |workload: &Workload| {
+            let table = CostTable::new(&self.model, hardware, workload).ok()?;
+            Some(table.layers().map(|layer| layer_time(&table, layer, device)).collect())
+        };
+        let times: Arc<Times> = Arc::new(self.workloads.iter().map(of).collect::<Option<_>>()?);
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), Arc::clone(&times));
+        Some(times)
     }
 }
 
-/// Returns the rate that the devices of a machine do not exceed together, in operations per second.
-pub fn peak(hardware: &Hardware, precision: Precision) -> f64 {
-    let of = |device: &spipe_hardware::Device| {
-        device.peak.get(&compute_type(device, precision)).map_or(0.0, |rate| rate.get())
-    };
-    hardware.devices().iter().map(of).sum()
+/// The passes of a layer in ms; infinite if it cannot run.
+fn layer_time(table: &CostTable, layer: LayerId, device: DeviceId) -> f64 {
+    let Some(time) = table.time(layer, device) else { return f64::INFINITY };
+    // The first layer passes no gradient on.
+    let passes = table.needs_backward(layer) && layer.index() > 0;
+    let input = if passes { time.backward_input.to_ms() } else { 0.0 };
+    let weight = if table.trained_parameters(layer) > 0 { time.backward_weight.to_ms() } else { 0.0 };
+    time.forward.to_ms() + input + weight
 }
 
-/// Returns a rate of tokens that no plan exceeds, in tokens per second.
-pub fn most_tokens_per_second(operations: f64, hardware: &Hardware, precision: Precision) -> f64 {
-    peak(hardware, precision) / operations.max(f64::MIN_POSITIVE)
+/// Returns the least time in which kinds of devices, each with its count, do all layers once. With
+/// two kinds it is exact: the layers on which the second kind is relatively best go to it, the last
+/// of them in part. With more, every layer takes its least time on any of the devices.
+fn least_time(kinds: &[(&[f64], f64)]) -> f64 {
+    match kinds {
+        [] => f64::INFINITY,
+        [(times, count)] => times.iter().sum::<f64>() / count,
+        [first, second] => split(*first, *second),
+        more => {
+            let layers = more.first().map_or(0, |(times, _)| times.len());
+            let least = |layer: usize| more.iter().map(|(times, _)| times[layer]).fold(f64::INFINITY, f64::min);
+            (0..layers).map(least).sum::<f64>() / more.iter().map(|(_, count)| count).sum::<f64>()
+        }
+    }
+}
+
+/// The least makespan of layers that may be split between two kinds of devices.
+fn split((first, firsts): (&[f64], f64), (second, seconds): (&[f64], f64)) -> f64 {
+    let mut order: Vec<(f64, f64)> =
+        first.iter().zip(second).map(|(first, second)| (first / firsts, second / seconds)).collect();
+    // A layer that only one kind runs has a ratio of zero or infinity.
+    let ratio = |pair: &(f64, f64)| if pair.0.is_finite() { pair.0 / pair.1 } else { f64::INFINITY };
+    order.sort_by(|left, right| ratio(right).total_cmp(&ratio(left)));
+    let fixed: f64 = order.iter().filter(|pair| pair.0.is_infinite()).map(|pair| pair.1).sum();
+    let (mut on_first, mut on_second) =
+        (order.iter().map(|pair| pair.0).filter(|time| time.is_finite()).sum::<f64>(), fixed);
+    for (slow, fast) in order.into_iter().filter(|pair| pair.0.is_finite()) {
+        if on_second + fast <= on_first - slow {
+            (on_first, on_second) = (on_first - slow, on_second + fast);
+            continue;
+        }
+        // The part p of this layer that equals both: on_first − p · slow = on_second + p · fast.
+        let part = ((on_first - on_second) / (slow + fast)).clamp(0.0, 1.0);
+        let part = if part.is_finite() { part } else { 0.0 };
+        return (on_first - part * slow).max(on_second + if part > 0.0 { part * fast } else { 0.0 });
+    }
+    on_first.max(on_second)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(left: f64, right: f64) -> bool {
+        (left - right).abs() < 1e-9
+    }
+
+    #[test]
+    fn layers_go_where_they_are_relatively_fast() {
+        assert!(close(least_time(&[(&[1.0, 3.0], 2.0)]), 2.0));
+        // The second kind takes the layer that both run equally fast, and no more.
+        assert!(close(least_time(&[(&[1.0, 1.0], 1.0), (&[10.0, 1.0], 1.0)]), 1.0));
+        // It takes half of the only layer.
+        assert!(close(least_time(&[(&[1.0], 1.0), (&[1.0], 1.0)]), 0.5));
+        // A layer that the first cannot run stays on the second.
+        assert!(close(least_time(&[(&[f64::INFINITY, 4.0], 1.0), (&[3.0, f64::INFINITY], 1.0)]), 4.0));
+        assert!(close(least_time(&[(&[2.0], 1.0), (&[4.0], 1.0), (&[8.0], 2.0)]), 0.5));
+        assert!(least_time(&[]).is_infinite());
+    }
 }

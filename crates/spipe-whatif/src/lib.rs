@@ -10,7 +10,7 @@
 //! so that prices vary without planning again.
 
 pub mod amount;
-pub mod bound;
+mod bound;
 mod job;
 mod rank;
 pub mod report;
@@ -18,6 +18,7 @@ mod run;
 mod state;
 mod sweep;
 
+pub use bound::Bounder;
 pub use job::{
     CostFile, FORMAT_VERSION, GLOBAL_BATCH, Job, JobFile, KEYS, LimitsFile, Objective, Rule, SkipFile, TrainFile,
     VaryFile, schema,

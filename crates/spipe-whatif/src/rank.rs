@@ -104,6 +104,9 @@ pub struct Infeasible {
     pub lacks: String,
     /// The cheapest change of one part after which a plan fits.
     pub repair: Option<Change>,
+    /// The place in the sweep.
+    #[serde(skip)]
+    pub index: usize,
 }
 
 /// A change of a machine.
@@ -213,6 +216,7 @@ pub fn rank((job, sweep): (&Job, &Sweep), run: &Run, ranking: Ranking) -> Table 
         machine: candidate.name(),
         lacks: lacks.clone(),
         repair: repair(candidate, &solved),
+        index: candidate.index,
     };
     let base = ranking.own.map_or_else(|| solved.first(), |own| solved.iter().find(|one| one.candidate.index == own));
     Table {
@@ -220,7 +224,12 @@ pub fn rank((job, sweep): (&Job, &Sweep), run: &Run, ranking: Ranking) -> Table 
         infeasible: infeasible.iter().map(fix).collect(),
         failed: failed
             .iter()
-            .map(|(candidate, lacks)| Infeasible { machine: candidate.name(), lacks: lacks.clone(), repair: None })
+            .map(|(candidate, lacks)| Infeasible {
+                machine: candidate.name(),
+                lacks: lacks.clone(),
+                repair: None,
+                index: candidate.index,
+            })
             .collect(),
         next: base.map(|first| next(first, &solved)).unwrap_or_default(),
         counts: run.counts.into(),

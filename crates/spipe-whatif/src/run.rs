@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use spipe_base::Faults;
 use spipe_hardware::Hardware;
 use spipe_market::Range;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The machines that are planned between two looks at the bounds. It does not depend on the number
 /// of threads, so that the counts do not either.
@@ -70,19 +70,14 @@ pub enum Answer {
 
 /// Plans trainings on machines.
 pub trait Judge: Sync {
-    /// Plans training number `train` of the job.
-    fn plan(&self, hardware: &Hardware, train: usize, effort: Effort) -> Answer;
+    /// Plans training number `train` of the job; `None` if a stop has cut the search short.
+    fn plan(&self, hardware: &Hardware, train: usize, effort: Effort) -> Option<Answer>;
 
     /// Returns a rate of tokens that no plan of this training exceeds on the machine.
     fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64;
 
     /// Returns whether the user has interrupted the work, or its time is up.
     fn is_stopped(&self) -> bool;
-
-    /// Returns whether a stop has cut plans short, so that those of the moment are not kept.
-    fn is_cut_short(&self) -> bool {
-        self.is_stopped()
-    }
 
     /// Is told about progress: machines decided, and the counts so far.
     fn progress(&self, _decided: usize, _counts: Counts) {}
@@ -210,6 +205,15 @@ pub struct Question<'a> {
     pub bounds: bool,
 }
 
+/// A machine of the sweep that is yet to be decided.
+struct Open<'a> {
+    candidate: &'a Candidate,
+    /// The figures that no plan of the machine beats.
+    optimist: Figures,
+    /// The key of those figures.
+    key: (bool, f64),
+}
+
 /// Plans the machines of a sweep, starting from the plans that are known.
 ///
 /// # Errors
@@ -217,85 +221,111 @@ pub struct Question<'a> {
 pub fn run(question: &Question<'_>, judge: &impl Judge, known: Plans) -> Result<Run, Faults> {
     let candidates = &question.sweep.candidates;
     let mut run = Run { plans: known, answers: vec![None; candidates.len()], counts: Counts::default() };
-    let mut order = Vec::new();
-    let mut machines: BTreeMap<&str, Hardware> = BTreeMap::new();
-    for candidate in
-        candidates.iter().filter(|candidate| candidate.index % question.shard.of == question.shard.part - 1)
-    {
-        if !machines.contains_key(candidate.key.as_str()) {
-            machines.insert(
-                &candidate.key,
-                Hardware::from_file(&candidate.machine.name, candidate.machine.hardware.clone())?,
-            );
-        }
-        let hardware = &machines[candidate.key.as_str()];
-        let optimist = optimist(question, candidate, hardware, judge);
-        order.push((optimist.key(question.job, question.objective), optimist, candidate));
-    }
-    order.sort_by(|left, right| {
-        let keys = left.0.0.cmp(&right.0.0).then(left.0.1.total_cmp(&right.0.1));
-        keys.then(left.2.index.cmp(&right.2.index))
-    });
+    let machines = machines(question, judge)?;
     let mut best = Best { figures: Vec::new(), rows: question.rows };
-    let mut open: Vec<&(_, Figures, &Candidate)> = order.iter().collect();
-    open.reverse();
+    let mut open = open(question, &machines);
     let mut decided = 0;
     while !open.is_empty() {
-        if judge.is_stopped() {
-            run.counts.left += open.len();
-            break;
-        }
-        let mut batch: Vec<&(_, Figures, &Candidate)> = Vec::new();
+        let batch = batch(question.bounds.then_some(&best), &mut open, &mut run.counts);
         let mut fresh: Vec<&str> = Vec::new();
-        while batch.len() < BATCH
-            && let Some(next) = open.pop()
-        {
-            if question.bounds && best.excludes(next.0, &next.1) {
-                run.counts.bounded += 1;
-                decided += 1;
-                continue;
-            }
-            let key = next.2.key.as_str();
+        for one in &batch {
+            let key = one.candidate.key.as_str();
             if !run.plans.contains_key(key) && !fresh.contains(&key) {
                 fresh.push(key);
+            }
+        }
+        let found: Vec<Option<Vec<Answer>>> =
+            fresh.par_iter().map(|key| answers(judge, &machines[*key].0, question, Effort::Low)).collect();
+        let mut solved: BTreeSet<&str> = BTreeSet::new();
+        for (key, answers) in fresh.iter().zip(found) {
+            if let Some(answers) = answers {
+                run.plans.insert((*key).to_owned(), answers);
+                solved.insert(key);
+            }
+        }
+        for one in &batch {
+            let Some(answers) = run.plans.get(&one.candidate.key) else {
+                run.counts.left += 1;
+                continue;
+            };
+            if let Some(figures) = Figures::of_answers(question.job, one.candidate, answers) {
+                best.take(figures.key(question.job, question.objective), figures);
+            }
+            run.answers[one.candidate.index] = Some(answers.clone());
+            if solved.remove(one.candidate.key.as_str()) {
                 run.counts.solved += 1;
             } else {
                 run.counts.shared += 1;
             }
-            batch.push(next);
-        }
-        let trains = question.job.file.train.len();
-        let plan = |key: &&str| {
-            let answers = (0..trains).map(|train| judge.plan(&machines[*key], train, Effort::Low)).collect();
-            ((*key).to_owned(), answers)
-        };
-        let found: Vec<(String, Vec<Answer>)> = fresh.par_iter().map(plan).collect();
-        // Plans that the stop cut short are not kept.
-        if judge.is_cut_short() && !found.is_empty() {
-            run.counts.solved -= fresh.len();
-            run.counts.left += open.len() + batch.len();
-            break;
-        }
-        run.plans.extend(found);
-        for (_, _, candidate) in &batch {
-            let answers = &run.plans[&candidate.key];
-            if let Some(figures) = Figures::of_answers(question.job, candidate, answers) {
-                best.take(figures.key(question.job, question.objective), figures);
-            }
-            run.answers[candidate.index] = Some(answers.clone());
         }
         decided += batch.len();
-        judge.progress(decided, run.counts);
+        judge.progress(decided + run.counts.bounded, run.counts);
     }
     Ok(run)
 }
 
-/// The figures that no plan of the machine beats: the fastest time, at idle power.
-fn optimist(question: &Question<'_>, candidate: &Candidate, hardware: &Hardware, judge: &impl Judge) -> Figures {
-    let rates: Vec<(f64, f64, f64)> = (0..question.job.file.train.len())
-        .map(|train| (judge.most_tokens_per_second(hardware, train), 0.0, 0.0))
-        .collect();
-    Figures::of(question.job, candidate, &rates)
+/// The machines of a shard by key, each with the rates that its trainings do not exceed.
+fn machines<'a>(
+    question: &Question<'a>,
+    judge: &impl Judge,
+) -> Result<BTreeMap<&'a str, (Hardware, Vec<f64>)>, Faults> {
+    let mut distinct: BTreeMap<&str, &Candidate> = BTreeMap::new();
+    for candidate in question.candidates() {
+        distinct.entry(&candidate.key).or_insert(candidate);
+    }
+    let read = |(key, candidate): (&'a str, &Candidate)| {
+        let hardware = Hardware::from_file(&candidate.machine.name, candidate.machine.hardware.clone())?;
+        let trains = 0..question.job.file.train.len();
+        let rates = trains.map(|train| judge.most_tokens_per_second(&hardware, train)).collect();
+        Ok((key, (hardware, rates)))
+    };
+    distinct.into_par_iter().map(read).collect()
+}
+
+/// All machines of a shard, those with the best bounds last.
+fn open<'a>(question: &Question<'a>, machines: &BTreeMap<&str, (Hardware, Vec<f64>)>) -> Vec<Open<'a>> {
+    let bounded = |candidate: &'a Candidate| {
+        // No plan is faster, or draws less than an idle machine.
+        let rates: Vec<(f64, f64, f64)> =
+            machines[candidate.key.as_str()].1.iter().map(|rate| (*rate, 0.0, 0.0)).collect();
+        let optimist = Figures::of(question.job, candidate, &rates);
+        Open { candidate, optimist, key: optimist.key(question.job, question.objective) }
+    };
+    let mut open: Vec<Open<'a>> = question.candidates().map(bounded).collect();
+    open.sort_by(|left, right| {
+        let keys = left.key.0.cmp(&right.key.0).then(left.key.1.total_cmp(&right.key.1));
+        keys.then(left.candidate.index.cmp(&right.candidate.index)).reverse()
+    });
+    open
+}
+
+/// Takes the next machines that no bound sets aside.
+fn batch<'a>(best: Option<&Best>, open: &mut Vec<Open<'a>>, counts: &mut Counts) -> Vec<Open<'a>> {
+    let mut batch = Vec::new();
+    while batch.len() < BATCH
+        && let Some(next) = open.pop()
+    {
+        if best.is_some_and(|best| best.excludes(next.key, &next.optimist)) {
+            counts.bounded += 1;
+        } else {
+            batch.push(next);
+        }
+    }
+    batch
+}
+
+/// Plans all trainings on a machine; `None` if a stop has cut a search short.
+fn answers(judge: &impl Judge, hardware: &Hardware, question: &Question<'_>, effort: Effort) -> Option<Vec<Answer>> {
+    let trains = 0..question.job.file.train.len();
+    trains.map(|train| if judge.is_stopped() { None } else { judge.plan(hardware, train, effort) }).collect()
+}
+
+impl<'a> Question<'a> {
+    /// The machines of the shard.
+    fn candidates(&self) -> impl Iterator<Item = &'a Candidate> + use<'a> {
+        let Shard { part, of } = self.shard;
+        self.sweep.candidates.iter().filter(move |candidate| candidate.index % of == part - 1)
+    }
 }
 
 /// The best machines so far.

@@ -8,7 +8,7 @@ use spipe_hardware::Hardware;
 use spipe_market::{Catalogue, Date};
 use spipe_whatif::{
     Answer, Effort, Job, JobFile, Judge, Objective, Planned, Plans, Question, Ranking, Run, Setup, Shard, State, Sweep,
-    Table, bound, merge, rank, run, sweep,
+    Table, merge, rank, run, sweep,
 };
 use std::collections::BTreeMap;
 
@@ -21,21 +21,21 @@ struct Formula {
 }
 
 impl Judge for Formula {
-    fn plan(&self, hardware: &Hardware, train: usize, _: Effort) -> Answer {
+    fn plan(&self, hardware: &Hardware, train: usize, _: Effort) -> Option<Answer> {
         let devices = hardware.devices();
         let text =
             format!("{:?}", devices.iter().map(|device| (&device.peak, device.memory_bandwidth)).collect::<Vec<_>>());
         let mut random = fastrand(self.seed ^ train as u64, &text);
         let all: u64 = hardware.memories().iter().map(|memory| memory.capacity.get()).sum();
         if random() < 0.1 {
-            return Answer::Failed("the solver gave up".into());
+            return Some(Answer::Failed("the solver gave up".into()));
         }
         if Bytes::new(all) < Bytes::gib(100) {
-            return Answer::Infeasible("it needs 100 GiB".into());
+            return Some(Answer::Infeasible("it needs 100 GiB".into()));
         }
         let reached = 0.05 + 0.9 * random();
-        let rate = reached * bound::most_tokens_per_second(OPERATIONS, hardware, spipe_model::Precision::Bf16);
-        Answer::Planned(Planned {
+        let rate = reached * most(hardware);
+        Some(Answer::Planned(Planned {
             tokens_per_second: rate,
             iteration_ms: 1.0,
             system: "formula".into(),
@@ -46,16 +46,25 @@ impl Judge for Formula {
             core_share: 1.0 - reached,
             head_room_bytes: BTreeMap::new(),
             peak_bytes: BTreeMap::new(),
-        })
+        }))
     }
 
     fn most_tokens_per_second(&self, hardware: &Hardware, _: usize) -> f64 {
-        bound::most_tokens_per_second(OPERATIONS, hardware, spipe_model::Precision::Bf16)
+        most(hardware)
     }
 
     fn is_stopped(&self) -> bool {
         false
     }
+}
+
+/// The rate at which a machine reaches the peaks of its devices.
+fn most(hardware: &Hardware) -> f64 {
+    let peak = |device: &spipe_hardware::Device| {
+        let kind = spipe_cost::compute_type(device, spipe_model::Precision::Bf16);
+        device.peak.get(&kind).map_or(0.0, |rate| rate.get())
+    };
+    hardware.devices().iter().map(peak).sum::<f64>() / OPERATIONS
 }
 
 /// Numbers from 0 to 1 that follow from a seed and a text (FNV-1a and xorshift).
@@ -126,7 +135,7 @@ proptest! {
         // Each machine alone, without sharing.
         for candidate in &sweep.candidates {
             let hardware = Hardware::from_file("alone", candidate.machine.hardware.clone()).unwrap();
-            let answer = judge.plan(&hardware, 0, Effort::Low);
+            let answer = judge.plan(&hardware, 0, Effort::Low).unwrap();
             prop_assert_eq!(alone.answers[candidate.index].as_ref(), Some(&vec![answer]), "{}", candidate.name());
         }
         // Shards join to the same table.

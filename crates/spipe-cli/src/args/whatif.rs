@@ -125,7 +125,7 @@ pub struct WhatifSweep {
     /// The files and the day
     #[command(flatten)]
     pub source: CatalogueSource,
-    /// The time for the whole sweep; what is not planned by then is left out
+    /// The time for the whole sweep; what is not planned by then is left out. 30s if no job file is given, unlimited with one
     #[arg(long)]
     pub time_limit: Option<Seconds>,
     /// A file with the plans so far, which is read if it exists, and written at the end

@@ -1,21 +1,19 @@
 //! The answer of a sweep: the first machines planned again with much effort, then tables and files.
 
-use super::{FIRST, Task, judge, judge::Planner, rented};
-use crate::{Failure, args, args::Format, output, output::Target, report as reports, tables::dense_table};
+use super::{Task, again::Again, judge::Planner, rented};
+use crate::{Failure, args, args::Format, output, output::Target, tables::dense_table};
 use serde::Serialize;
 use spipe_base::{
     Diagnostic,
     readable::{per_second, percent},
 };
-use spipe_hardware::Hardware;
-use spipe_timeline::Picture;
 use spipe_whatif::{
-    Answer, Effort, Efforts, Judge, Objective, Ranking, Run, Table,
+    Objective, Ranking, Run, Table,
     amount::Hours,
-    neighbours, rank, report,
+    rank, report,
     report::{Linked, Rented, Subject},
 };
-use std::{collections::BTreeMap, path::Path};
+use std::path::Path;
 
 /// The relative error of predictions where nothing was fitted to the machine: the mean over 27 measured
 /// trainings of BERT-large on one GPU each (`reports/reproductions/runs.md`).
@@ -24,8 +22,10 @@ const ERROR: f64 = 0.3;
 /// The lines of each list on the terminal.
 const LINES: usize = 8;
 
-/// The width of timelines on the page, in characters.
-const WIDTH: usize = 100;
+/// The shares of the time that is left which go to neighbours and repairs, and then to much effort for the first
+/// machines; the rest is for rented machines.
+const NEIGHBOURS: f64 = 0.3;
+const EFFORT: f64 = 0.8;
 
 /// An answer to give.
 pub struct Answerer<'a> {
@@ -53,7 +53,7 @@ struct Data<'a> {
 }
 
 impl Answerer<'_> {
-    /// Plans the first machines again, ranks, prints and writes.
+    /// Looks at the first machines again, ranks, prints and writes.
     pub fn answer(&self, mut run: Run, target: Option<Target>) -> Result<(), Failure> {
         let ranking = Ranking {
             objective: self.task.setup.objective,
@@ -62,23 +62,24 @@ impl Answerer<'_> {
             as_of: self.task.setup.as_of,
             own: self.task.own,
         };
-        let low = rank((&self.task.job, &self.task.sweep), &run, ranking);
+        let ranked = |run: &Run| rank((&self.task.job, &self.task.sweep), run, ranking);
+        let low = ranked(&run);
+        let again = Again { task: self.task, planner: self.planner, lines: LINES };
+        self.planner.begin(NEIGHBOURS);
         if let Some(first) = low.machines.first() {
-            self.neighbours(&mut run, self.task.own.unwrap_or(first.index))?;
+            again.neighbours(&mut run, self.task.own.unwrap_or(first.index))?;
         }
+        again.repairs(&mut run, &low)?;
+        self.planner.begin(EFFORT);
         let mut plans = Linked::new();
-        let mut efforts: BTreeMap<usize, Efforts> = BTreeMap::new();
-        for row in low.machines.iter().take(FIRST).filter(|_| !self.planner.is_stopped()) {
-            if let Some(high) = self.with_effort(&mut run, row.index, &mut plans)? {
-                efforts.insert(
-                    row.index,
-                    Efforts { low_tokens_per_second: row.tokens_per_second, high_tokens_per_second: high },
-                );
-            }
-        }
-        let mut table = rank((&self.task.job, &self.task.sweep), &run, ranking);
+        let efforts = again.with_effort(&mut run, &low, &mut plans)?;
+        let mut table = ranked(&run);
         table.machines.iter_mut().for_each(|row| row.effort = efforts.get(&row.index).copied());
+        self.planner.begin(1.0);
         let mut rented = rented::rented(self.task, self.planner, self.rent)?;
+        if self.output.output.as_deref().is_some_and(|path| path.ends_with(".html")) {
+            again.words(&run, &table, &mut plans)?;
+        }
         self.planner.finish();
         let subject = |rented| Subject {
             job: &self.task.job,
@@ -94,55 +95,6 @@ impl Answerer<'_> {
         }
         self.write(&subject(&rented), &plans, target)?;
         self.verdict(&subject(&rented))
-    }
-
-    /// Plans the machines that differ from one in a single kind of part: they are candidates for the next euro
-    /// even where a bound keeps them out of the table.
-    fn neighbours(&self, run: &mut Run, index: usize) -> Result<(), Failure> {
-        for near in neighbours(&self.task.sweep, index) {
-            if run.answers[near].is_some() || self.planner.is_stopped() {
-                continue;
-            }
-            let candidate = &self.task.sweep.candidates[near];
-            if !run.plans.contains_key(&candidate.key) {
-                let hardware = Hardware::from_file(&candidate.machine.name, candidate.machine.hardware.clone())?;
-                let trains = 0..self.task.job.file.train.len();
-                let answers = trains.map(|train| self.planner.plan(&hardware, train, Effort::Low)).collect();
-                run.plans.insert(candidate.key.clone(), answers);
-            }
-            run.answers[near] = run.plans.get(&candidate.key).cloned();
-        }
-        Ok(())
-    }
-
-    /// Plans a machine with much effort, keeps the better plans, and returns its rate with them.
-    fn with_effort(&self, run: &mut Run, index: usize, plans: &mut Linked) -> Result<Option<f64>, Failure> {
-        let candidate = &self.task.sweep.candidates[index];
-        let hardware = Hardware::from_file(&candidate.machine.name, candidate.machine.hardware.clone())?;
-        let Some(mut answers) = run.answers[index].clone() else { return Ok(None) };
-        let mut words = String::new();
-        for (train, answer) in answers.iter_mut().enumerate() {
-            let Answer::Planned(low) = answer else { continue };
-            if let Ok(found) = self.planner.found(&hardware, train, Effort::High) {
-                let (high, trace) = judge::planned(&found)?;
-                words += &reports::plan::human(&found, ("", &[]), None);
-                words += "\n";
-                words += &spipe_timeline::text(&Picture { trace: &trace, second: None, title: None }, WIDTH);
-                if high.tokens_per_second > low.tokens_per_second {
-                    *low = high;
-                }
-            }
-        }
-        plans.insert(index, words);
-        let figures = spipe_whatif::Figures::of_answers(&self.task.job, candidate, &answers);
-        // Machines that are equal but for their prices have one plan.
-        for other in self.task.sweep.candidates.iter().filter(|other| other.key == candidate.key) {
-            if run.answers[other.index].is_some() {
-                run.answers[other.index] = Some(answers.clone());
-            }
-        }
-        run.plans.insert(candidate.key.clone(), answers);
-        Ok(figures.map(|figures| figures.tokens_per_second))
     }
 
     fn write(&self, subject: &Subject<'_>, plans: &Linked, target: Option<Target>) -> Result<(), Failure> {

@@ -1,5 +1,6 @@
 //! The planner of a sweep: each machine takes the path of `spipe plan`, with plain data parallelism beside it.
 
+use super::clock::Clock;
 use crate::{
     Failure,
     args::Format,
@@ -15,15 +16,8 @@ use spipe_plan::System;
 use spipe_planner::Pins;
 use spipe_sim::{Options, simulate};
 use spipe_trace::{Metrics, Trace};
-use spipe_whatif::{Answer, Counts, Effort, GLOBAL_BATCH, Job, Judge, Planned, TrainFile, bound};
-use std::{
-    collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use spipe_whatif::{Answer, Bounder, Counts, Effort, GLOBAL_BATCH, Job, Judge, Planned, TrainFile};
+use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 /// The name of plain data parallelism.
 pub const DATA_PARALLEL: &str = "data-parallel";
@@ -40,11 +34,10 @@ const fn counted(effort: Effort) -> spipe_planner::Effort {
 const GAP: f64 = 0.005;
 
 /// A training with its model.
-pub struct Training {
+struct Training {
     model: Model,
     workloads: Vec<Workload>,
-    precision: Precision,
-    operations: f64,
+    bounder: Bounder,
 }
 
 impl Training {
@@ -63,8 +56,8 @@ impl Training {
             clip_norm: None,
         };
         let workloads = planning::workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
-        let operations = bound::operations_per_token(&model, seq_len);
-        Ok(Self { model, workloads, precision, operations })
+        let bounder = Bounder::new(model.clone(), workloads.clone());
+        Ok(Self { model, workloads, bounder })
     }
 }
 
@@ -72,8 +65,7 @@ impl Training {
 pub struct Planner {
     trainings: Vec<Training>,
     systems: Vec<System>,
-    stop: Arc<AtomicBool>,
-    until: Option<Instant>,
+    clock: Clock,
     bar: ProgressBar,
 }
 
@@ -90,10 +82,14 @@ impl Planner {
         Ok(Self {
             trainings: job.file.train.iter().map(Training::new).collect::<Result<_, _>>()?,
             systems: planning::systems("auto")?,
-            stop: crate::interrupt::flag(),
-            until: limit.map(|limit| Instant::now() + limit),
+            clock: Clock::new(limit),
             bar,
         })
+    }
+
+    /// Gives the work that follows a share of the time that is left, and lets it begin.
+    pub fn begin(&self, share: f64) {
+        self.clock.begin(share);
     }
 
     /// The plan of one training.
@@ -105,11 +101,11 @@ impl Planner {
             workloads: training.workloads.clone(),
             systems: self.systems.clone(),
             planner: "ilp",
-            // Steps are counted instead.
+            // Steps are counted; the clock raises the stop signal.
             time_limit: Duration::MAX,
             effort: Some(counted(effort)),
             watch: None,
-            stop: &self.stop,
+            stop: &self.clock.stop,
             gap: GAP,
             threads: 1,
             pins: Pins::default(),
@@ -126,39 +122,31 @@ impl Planner {
 }
 
 impl Judge for Planner {
-    fn plan(&self, hardware: &Hardware, train: usize, effort: Effort) -> Answer {
+    fn plan(&self, hardware: &Hardware, train: usize, effort: Effort) -> Option<Answer> {
         let parallel = data_parallel(&self.trainings[train], hardware);
-        match self.found(hardware, train, effort).and_then(|found| planned(&found)) {
-            Ok((plan, _)) => match parallel {
-                Some(parallel) if parallel.tokens_per_second > plan.tokens_per_second => Answer::Planned(parallel),
-                _ => Answer::Planned(plan),
-            },
-            Err(failure) => match (parallel, failure) {
-                (Some(parallel), _) => Answer::Planned(parallel),
-                (None, Failure::Infeasible(diagnostic)) => Answer::Infeasible(diagnostic.message),
-                (None, failure) => {
-                    Answer::Failed(failure.to_string().lines().next().unwrap_or_default().replace("error: ", ""))
-                }
-            },
+        let found = self.found(hardware, train, effort).and_then(|found| planned(&found));
+        if self.is_stopped() {
+            return None;
         }
+        Some(match (found, parallel) {
+            (Ok((plan, _)), Some(parallel)) if parallel.tokens_per_second > plan.tokens_per_second => {
+                Answer::Planned(parallel)
+            }
+            (Ok((plan, _)), _) => Answer::Planned(plan),
+            (Err(_), Some(parallel)) => Answer::Planned(parallel),
+            (Err(Failure::Infeasible(diagnostic)), None) => Answer::Infeasible(diagnostic.message),
+            (Err(failure), None) => {
+                Answer::Failed(failure.to_string().lines().next().unwrap_or_default().replace("error: ", ""))
+            }
+        })
     }
 
     fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64 {
-        let training = &self.trainings[train];
-        // A profiled model has times and no operations: nothing bounds it.
-        if training.operations > 0.0 {
-            bound::most_tokens_per_second(training.operations, hardware, training.precision)
-        } else {
-            f64::MAX
-        }
+        self.trainings[train].bounder.most_tokens_per_second(hardware).min(f64::MAX)
     }
 
     fn is_stopped(&self) -> bool {
-        self.stop.load(Ordering::Relaxed) || self.until.is_some_and(|until| Instant::now() >= until)
-    }
-
-    fn is_cut_short(&self) -> bool {
-        self.stop.load(Ordering::Relaxed)
+        self.clock.stop.load(Ordering::Relaxed)
     }
 
     fn progress(&self, decided: usize, counts: Counts) {

@@ -1,6 +1,8 @@
 //! `spipe whatif`.
 
+mod again;
 mod answer;
+mod clock;
 mod given;
 mod judge;
 mod own;
@@ -65,6 +67,9 @@ impl Task {
 
 fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), Failure> {
     let limit = what.time_limit.map(input::limit).transpose()?;
+    // A first try ends soon; a job file is searched to its end, whatever the load.
+    let first_try = what.job.is_none() && what.shard.is_none() && what.resume.is_none();
+    let limit = limit.or_else(|| first_try.then_some(FIRST_TRY));
     let shard = what.shard.as_deref().map(given::shard).transpose()?;
     let inputs: Vec<&str> =
         what.job.iter().chain(&what.own).chain(&what.source.catalogues).map(String::as_str).collect();
@@ -84,20 +89,31 @@ fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), 
     let task = Task::new(setup, catalogue)?;
     let planner = Planner::new(&task.job, task.sweep.candidates.len(), limit, format)?;
     let question = task.question(shard.unwrap_or(Shard::WHOLE), task.own.is_none());
-    let found = pool(what.threads)?.install(|| sweep_run(&question, &planner, known))?;
-    planner.finish();
+    let pool = pool(what.threads)?;
+    if shard.is_none() {
+        planner.begin(SWEEP);
+    }
+    let found = pool.install(|| sweep_run(&question, &planner, known))?;
     let state = State::new(task.setup.clone(), question.shard, found.counts, found.plans.clone());
     if let Some(kept) = kept {
         kept.write(output::to_json(&state)?.as_bytes())?;
     }
     if shard.is_some() {
+        planner.finish();
         if let Some(target) = target {
             target.write(output::to_json(&state)?.as_bytes())?;
         }
         return Ok(());
     }
-    Answerer { task: &task, planner: &planner, rent: &what.rent, output: &what.output, format }.answer(found, target)
+    let answerer = Answerer { task: &task, planner: &planner, rent: &what.rent, output: &what.output, format };
+    pool.install(|| answerer.answer(found, target))
 }
+
+/// The time limit of a job of flags.
+const FIRST_TRY: std::time::Duration = std::time::Duration::from_secs(30);
+
+/// The share of the time limit for the sweep itself.
+const SWEEP: f64 = 0.6;
 
 /// The plans of a file.
 fn state(path: &str) -> Result<State, Failure> {
@@ -127,7 +143,8 @@ fn join(what: &args::WhatifMerge, format: Format) -> Result<(), Failure> {
     let mut found = spipe_whatif::Run { counts: whole.counts, plans: whole.plans, ..spipe_whatif::Run::default() };
     // A machine without a plan was set aside in its part.
     found.answers = task.sweep.candidates.iter().map(|candidate| found.plans.get(&candidate.key).cloned()).collect();
-    Answerer { task: &task, planner: &planner, rent: &[], output: &what.output, format }.answer(found, target)
+    let answerer = Answerer { task: &task, planner: &planner, rent: &[], output: &what.output, format };
+    pool(None)?.install(|| answerer.answer(found, target))
 }
 
 /// The threads of a sweep.
@@ -136,6 +153,3 @@ fn pool(threads: Option<usize>) -> Result<rayon::ThreadPool, Failure> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     pool.map_err(|error| Failure::Bug(format!("threads cannot be started: {error}")))
 }
-
-/// The machines that are planned again with much effort.
-pub const FIRST: usize = 10;

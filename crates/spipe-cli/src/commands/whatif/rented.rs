@@ -33,7 +33,7 @@ pub fn rented(task: &Task, judge: &impl Judge, wanted: &[String]) -> Result<Vec<
         let (mut hours, mut tokens) = (0.0, 0.0);
         let mut fits = true;
         for (index, train) in task.job.file.train.iter().enumerate() {
-            let Answer::Planned(plan) = judge.plan(&hardware, index, Effort::Low) else {
+            let Some(Answer::Planned(plan)) = judge.plan(&hardware, index, Effort::Low) else {
                 fits = false;
                 break;
             };
