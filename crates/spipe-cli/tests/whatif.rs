@@ -85,23 +85,61 @@ fn a_job_is_answered_in_all_formats() {
     assert!(at.join("plots/cost-against-time.svg").exists());
 }
 
+/// The answer of a command that succeeds, as JSON.
+fn answer(folder: &Path, args: &[&str]) -> Value {
+    let output = spipe(folder, &[args, &["--format", "json"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
 #[test]
-fn shards_are_merged_and_a_missing_one_is_refused() {
+fn shards_and_resumed_sweeps_give_the_same_machines() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     std::fs::write(at.join("job.toml"), JOB).unwrap();
+    let day = ["whatif", "job.toml", "--as-of", "2026-11-27"];
     for part in ["1/2", "2/2"] {
         let file = format!("part-{}.json", &part[..1]);
-        let output = spipe(at, &["whatif", "job.toml", "--as-of", "2026-11-27", "--shard", part, "-o", &file]);
+        let output = spipe(at, &[&day[..], &["--shard", part, "-o", &file]].concat());
         assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     }
-    let merged = spipe(at, &["whatif", "merge", "part-1.json", "part-2.json", "--format", "json", "-o", "table.csv"]);
-    assert_eq!(merged.status.code(), Some(0), "{}", text(&merged.stderr));
-    let answer: Value = serde_json::from_slice(&merged.stdout).unwrap();
-    assert_eq!(answer["machines"].as_array().unwrap().len(), 4);
+    let merged = answer(at, &["whatif", "merge", "part-1.json", "part-2.json", "-o", "table.csv"]);
+    assert_eq!(merged["machines"].as_array().unwrap().len(), 4);
     assert_eq!(std::fs::read_to_string(at.join("table.csv")).unwrap().lines().count(), 5);
+    let whole = answer(at, &[&day[..], &["--resume", "plans.json", "--threads", "1"]].concat());
+    let again = answer(at, &[&day[..], &["--resume", "plans.json"]].concat());
+    assert_eq!(whole["machines"], merged["machines"]);
+    assert_eq!(whole["machines"], again["machines"]);
+    assert_eq!(again["counts"]["solved"], 0);
+    let other = spipe(at, &[&day[..], &["--resume", "plans.json", "--tokens", "2G"]].concat());
+    assert_eq!((other.status.code(), text(&other.stderr).contains("the plans of another job")), (Some(2), true));
     let missing = spipe(at, &["whatif", "merge", "part-1.json"]);
     assert_eq!((missing.status.code(), text(&missing.stderr).contains("the parts 2 are missing")), (Some(3), true));
+}
+
+#[test]
+fn rates_are_those_of_plans_with_little_effort() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    std::fs::write(at.join("job.toml"), JOB).unwrap();
+    let found = answer(at, &["whatif", "job.toml", "--as-of", "2026-11-27", "--vary", "gpu=rtx3090"]);
+    let parts = ["--platform", "epyc-7713p", "--dram", "8xddr4-rdimm-16g", "-o", "m.toml"];
+    for (gpus, name) in [("1", "1xrtx3090"), ("2", "2xrtx3090")] {
+        let composed = spipe(at, &[&["catalogue", "compose", "--gpu", "rtx3090", "--gpus", gpus], &parts[..]].concat());
+        assert_eq!(composed.status.code(), Some(0), "{}", text(&composed.stderr));
+        let flags = ["--seq-len", "512", "--global-batch", "8", "--effort", "low", "-o", "plan.json"];
+        let plan = answer(at, &[&["plan", "--model", "gpt2", "--hardware", "m.toml"], &flags[..]].concat());
+        let rate = 8.0 * 512.0 / plan["simulated-iteration-ms"].as_f64().unwrap() * 1e3;
+        let rows = found["machines"].as_array().unwrap();
+        let row = rows.iter().find(|row| row["machine"].as_str().unwrap().starts_with(name)).unwrap();
+        let low = row["effort"]["low-tokens-per-second"].as_f64().unwrap();
+        // `spipe plan` prefers readable plans within 1 %; the closed form of data parallelism competes here alone.
+        if row["system"] == "data-parallel" {
+            assert!(low >= rate, "{name}: {low} {rate}");
+        } else {
+            assert!((low / rate - 1.0).abs() < 0.011, "{name}: {low} {rate}");
+        }
+    }
 }
 
 #[test]

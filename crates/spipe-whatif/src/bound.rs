@@ -9,8 +9,8 @@
 //! faster. Recompute, transfers and optimizer steps are left out. The bound of a training is the
 //! least over its sizes of microbatches.
 
-use spipe_base::{DeviceId, LayerId};
-use spipe_cost::{CostTable, Workload};
+use spipe_base::{DeviceId, LayerId, SimTime};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::{Device, DeviceKind, Hardware};
 use spipe_model::{LayerKind, Model};
 use std::{
@@ -83,6 +83,27 @@ impl Bounder {
         self.known.lock().unwrap_or_else(PoisonError::into_inner).insert(key.to_owned(), Arc::clone(&times));
         Some(times)
     }
+}
+
+/// Returns a time that no plan of a training undercuts with the size of microbatches of `table`: the least time in
+/// which the devices of `hardware` do all passes. Zero outside of training, and where nothing is known.
+pub fn least_iteration(table: &CostTable, hardware: &Hardware) -> SimTime {
+    let workload = table.workload();
+    if workload.mode != Mode::Train {
+        return SimTime::ZERO;
+    }
+    let mut kinds: Vec<(Vec<f64>, f64)> = Vec::new();
+    for (device, _) in hardware.devices().enumerate() {
+        let times: Vec<f64> = table.layers().map(|layer| layer_time(table, layer, device)).collect();
+        let equal = |one: &[f64]| one.iter().zip(&times).all(|(left, right)| left.total_cmp(right).is_eq());
+        match kinds.iter_mut().find(|(known, _)| equal(known)) {
+            Some((_, count)) => *count += 1.0,
+            None => kinds.push((times, 1.0)),
+        }
+    }
+    let kinds: Vec<(&[f64], f64)> = kinds.iter().map(|(times, count)| (times.as_slice(), *count)).collect();
+    let ns = workload.microbatches as f64 * least_time(&kinds) * (1.0 - ROUNDING) * 1e6;
+    if ns < u64::MAX as f64 { SimTime::ns(ns as u64) } else { SimTime::ZERO }
 }
 
 /// The passes of a layer in ms; infinite if it cannot run.

@@ -18,7 +18,7 @@ mod run;
 mod state;
 mod sweep;
 
-pub use bound::Bounder;
+pub use bound::{Bounder, least_iteration};
 pub use job::{
     CostFile, FORMAT_VERSION, GLOBAL_BATCH, Job, JobFile, KEYS, LimitsFile, Objective, Rule, SkipFile, TrainFile,
     VaryFile, schema,

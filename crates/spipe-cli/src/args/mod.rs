@@ -13,8 +13,8 @@ mod reproduce;
 mod run;
 mod schedule;
 mod simulate;
-mod whatif;
 mod trace;
+mod whatif;
 
 pub use compare_systems::CompareSystems;
 pub use export::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch};

@@ -117,7 +117,7 @@ pub struct WhatifSweep {
     #[arg(long, value_enum)]
     pub objective: Option<Goal>,
     /// The rows of the table; machines of the front are added
-    #[arg(long, default_value_t = 20)]
+    #[arg(long, default_value_t = 10)]
     pub top: usize,
     /// Rented machines beside the owned ones: all, list, spot, marketplace, or a name; may be repeated
     #[arg(long)]

@@ -18,8 +18,8 @@ mod run;
 mod schedule;
 mod simulate;
 mod timeline;
-mod whatif;
 mod trace;
+mod whatif;
 
 use crate::{
     Failure,

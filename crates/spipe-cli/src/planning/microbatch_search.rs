@@ -33,6 +33,8 @@ const FASTEST: u32 = 3;
 
 /// The plan with the fastest simulated iteration over all sizes of microbatches.
 ///
+/// At an effort, each size is searched once ([`Search::with_effort`]). Otherwise:
+///
 /// 1. Each size is searched at low effort, which gives a plan at once.
 /// 2. Each size is searched for a short time.
 /// 3. The sizes whose search was cut short, and whose bound leaves room for a faster plan, are
@@ -85,9 +87,7 @@ impl Search<'_> {
     fn all_sizes(&mut self) -> Result<(), Failure> {
         let (workloads, given) = (&self.request.workloads, self.request.start.as_ref());
         if let Some(effort) = self.request.effort {
-            return workloads
-                .iter()
-                .try_for_each(|workload| self.size(*workload, (Duration::MAX, Some(effort)), given));
+            return self.with_effort(effort);
         }
         if self.planner.claim() == Claim::OptimalWithinGap {
             for workload in workloads {
@@ -116,6 +116,29 @@ impl Search<'_> {
         let best = self.sizes.best.as_ref().map(|(workload, best)| (*workload, best.placement.clone()));
         if let Some((workload, placement)) = best.filter(|(workload, _)| self.is_open(workload)) {
             self.size(workload, (self.left(), None), Some(&placement))?;
+        }
+        Ok(())
+    }
+
+    /// Searches the sizes at an effort, the one with the least compute time first, and skips those that are not
+    /// faster than the best plan by more than the gap even if they only compute.
+    fn with_effort(&mut self, effort: Effort) -> Result<(), Failure> {
+        let request = self.request;
+        let bound = |workload: &Workload| {
+            CostTable::new(request.model, request.hardware, workload)
+                .map_or(SimTime::ZERO, |table| spipe_whatif::least_iteration(&table, request.hardware))
+        };
+        let mut order: Vec<(SimTime, Workload)> =
+            request.workloads.iter().map(|workload| (bound(workload), *workload)).collect();
+        order.sort_by_key(|(bound, _)| *bound);
+        for (bound, workload) in order {
+            let best = self.sizes.best.as_ref().map(|(_, best)| best.simulated);
+            if best.is_some_and(|best| gap(best, bound) <= request.gap) {
+                let nothing = PlanError::NothingBetter { bound, examined: 0, stopped: false };
+                self.sizes.take((workload, false), Err(nothing))?;
+            } else {
+                self.size(workload, (Duration::MAX, Some(effort)), request.start.as_ref())?;
+            }
         }
         Ok(())
     }

@@ -3,7 +3,9 @@
 mod csv;
 mod page;
 mod plots;
+mod scatter;
 mod sentences;
+mod svg;
 mod terminal;
 
 pub use csv::csv;
@@ -58,8 +60,8 @@ impl Subject<'_> {
     }
 }
 
-/// An amount of money with three digits or more.
-fn money(amount: f64) -> String {
+/// Returns an amount of money without its sign: whole from 100 on, with two decimals below.
+pub fn money(amount: f64) -> String {
     if amount.abs() >= 100.0 {
         spipe_base::readable::grouped(amount.abs().round() as u64)
     } else {

@@ -1,8 +1,12 @@
 //! The plots of a page, each also as a file of its own.
 
-use super::Subject;
+use super::{
+    Subject,
+    scatter::cost_against_time,
+    svg::{Cell, Grid},
+};
 use spipe_timeline::{Axis, DrawError, Plot, Scale, Series, plot_svg};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A plot.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
@@ -21,140 +25,91 @@ const MOST: usize = 20;
 /// # Errors
 /// A figure that cannot be drawn.
 pub fn plots(subject: &Subject<'_>) -> Result<Vec<Figure>, DrawError> {
-    let all = [
-        ("cost-against-time", cost_against_time(subject)),
+    let mut figures = Vec::new();
+    figures.extend(cost_against_time(subject).map(|svg| Figure { name: "cost-against-time", svg }));
+    let grids = [
         ("busy-shares", busy_shares(subject)),
         ("tornado", tornado(subject)),
-        ("scaling", scaling(subject)),
-        ("own-or-rent", own_or_rent(subject)),
         ("head-room", head_room(subject)),
         ("ladder", ladder(subject)),
     ];
-    let drawn = all
-        .into_iter()
-        .filter(|(_, plot)| plot.series.iter().any(|series| series.points.len() + series.line.len() > 0));
-    drawn.map(|(name, plot)| Ok(Figure { name, svg: plot_svg(&plot)? })).collect()
+    let filled = grids.into_iter().filter(|(_, grid)| !grid.rows.is_empty());
+    figures.extend(filled.map(|(name, grid)| Figure { name, svg: grid.svg() }));
+    for (name, plot) in [("scaling", scaling(subject)), ("own-or-rent", own_or_rent(subject))] {
+        if plot.series.iter().any(|series| series.points.len() + series.line.len() > 0) {
+            figures.push(Figure { name, svg: plot_svg(&plot)? });
+        }
+    }
+    Ok(figures)
 }
 
 fn axis(label: impl Into<String>, scale: Scale) -> Axis {
     Axis { label: label.into(), scale }
 }
 
-/// Cost against time: each machine with its interval, and the front as a line.
-fn cost_against_time(subject: &Subject<'_>) -> Plot {
-    let rows = &subject.table.machines;
-    let point = |row: &crate::Row| (row.hours, row.cost_of_job.typical);
-    let mut front: Vec<(f64, f64)> = rows.iter().filter(|row| row.front).map(point).collect();
-    front.sort_by(|left, right| left.0.total_cmp(&right.0));
-    let mut series = vec![
-        Series { name: "front".into(), line: front.clone(), points: front },
-        Series {
-            name: "other machines".into(),
-            line: Vec::new(),
-            points: rows.iter().filter(|row| !row.front).map(point).collect(),
-        },
-    ];
-    let rented: Vec<(f64, f64)> =
-        subject.rented.iter().map(|rented| (rented.hours, rented.cost_of_job.typical)).collect();
-    if !rented.is_empty() {
-        series.push(Series { name: "rented".into(), line: Vec::new(), points: rented });
-    }
-    if let Some(deadline) = subject.job.deadline() {
-        let costs = rows.iter().flat_map(|row| [row.cost_of_job.low, row.cost_of_job.high]);
-        let ends = costs.fold((f64::INFINITY, 0.0f64), |ends, cost| (ends.0.min(cost), ends.1.max(cost)));
-        if ends.1 > 0.0 {
-            series.push(Series {
-                name: "deadline".into(),
-                line: vec![(deadline, ends.0), (deadline, ends.1)],
-                points: Vec::new(),
-            });
-        }
-    }
-    for row in rows.iter().take(MOST).filter(|row| row.front) {
-        let interval = vec![(row.hours, row.cost_of_job.low), (row.hours, row.cost_of_job.high)];
-        series.push(Series { name: format!("interval of rank {}", row.rank), line: interval, points: Vec::new() });
-    }
-    Plot {
-        title: "Cost of the job against its time".into(),
-        notes: vec![format!("prices known on {}; intervals are those of prices and residual values", subject.as_of)],
-        x: axis("hours", Scale::Logarithmic),
-        y: axis(format!("cost, {}", subject.currency()), Scale::Logarithmic),
-        series,
-        ..Plot::default()
-    }
+/// The first machines, with their ranks.
+fn ranked<'a>(subject: &Subject<'a>) -> impl Iterator<Item = (String, &'a crate::Row)> + use<'a> {
+    let name = |row: &crate::Row| format!("{} {}", row.rank, row.machine.replace('_', " "));
+    subject.table.machines.iter().take(MOST).map(move |row| (name(row), row))
 }
 
-/// The busy share of each kind of lane by rank.
-fn busy_shares(subject: &Subject<'_>) -> Plot {
-    let mut kinds: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-    for row in subject.table.machines.iter().take(MOST) {
-        let mut best: BTreeMap<String, f64> = BTreeMap::new();
-        for (lane, share) in &row.shares {
-            // `gpu0.compute` and `gpu1.compute` are one kind of lane.
-            let kind: String = lane.chars().filter(|letter| !letter.is_ascii_digit()).collect();
-            let most = best.entry(kind).or_default();
-            *most = most.max(*share);
-        }
-        for (kind, share) in best {
-            kinds.entry(kind).or_default().push((row.rank as f64, share * 100.0));
-        }
-    }
-    Plot {
-        title: "What limits whom: the busiest lane of each kind".into(),
-        x: axis("rank", Scale::Linear),
-        y: axis("busy share, %", Scale::Linear),
-        series: kinds.into_iter().map(|(name, points)| Series { name, line: points.clone(), points }).collect(),
-        ..Plot::default()
-    }
-}
-
-/// Changes of the cost of rank 1 by one assumption at a time.
-fn tornado(subject: &Subject<'_>) -> Plot {
-    let job = subject.job;
-    let mut series = Vec::new();
-    if let Some(first) = subject.table.machines.first() {
-        let cost = |price: f64, residual: f64, power: f64, utilisation: f64, speed: f64| {
-            let own = spipe_market::Ownership {
-                utilisation: (job.own.utilisation * utilisation).min(1.0),
-                residual: spipe_market::Range::exactly((job.own.residual.typical * residual).min(0.99)),
-                kilowatt_hour: job.own.kilowatt_hour * power,
-                ..job.own.clone()
-            };
-            let price = spipe_market::Range::exactly(first.price.typical * price * (1.0 + job.tax));
-            own.hour(price, spipe_market::Watts::new(first.watts)).typical * first.hours / speed
+/// The busy share of each kind of lane: the busiest lane of the kind.
+fn busy_shares(subject: &Subject<'_>) -> Grid {
+    // `gpu0.compute` and `gpu1.compute` are one kind of lane.
+    let kind = |lane: &str| lane.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
+    let kinds: BTreeSet<String> =
+        ranked(subject).flat_map(|(_, row)| row.shares.keys()).map(|lane| kind(lane)).collect();
+    let rows = ranked(subject).map(|(name, row)| {
+        let cell = |wanted: &String| {
+            let shares = row.shares.iter().filter(|(lane, _)| kind(lane) == *wanted).map(|(_, share)| *share);
+            shares.reduce(f64::max).map(|share| Cell { from: 0.0, to: share, text: format!("{:.0} %", share * 100.0) })
         };
-        let base = cost(1.0, 1.0, 1.0, 1.0, 1.0);
-        let cases = [
-            ("price ± 20 %", cost(0.8, 1.0, 1.0, 1.0, 1.0), cost(1.2, 1.0, 1.0, 1.0, 1.0)),
-            ("residual value ± 20 %", cost(1.0, 1.2, 1.0, 1.0, 1.0), cost(1.0, 0.8, 1.0, 1.0, 1.0)),
-            ("electricity ± 20 %", cost(1.0, 1.0, 0.8, 1.0, 1.0), cost(1.0, 1.0, 1.2, 1.0, 1.0)),
-            ("use ± 20 %", cost(1.0, 1.0, 1.0, 1.2, 1.0), cost(1.0, 1.0, 1.0, 0.8, 1.0)),
-            ("tokens/s ± 10 %", cost(1.0, 1.0, 1.0, 1.0, 1.1), cost(1.0, 1.0, 1.0, 1.0, 0.9)),
-        ];
-        let percent = |cost: f64| (cost / base - 1.0) * 100.0;
-        for (index, (name, low, high)) in cases.into_iter().enumerate() {
-            let height = (cases.len() - index) as f64;
-            let line = vec![(percent(low), height), (percent(high), height)];
-            series.push(Series { name: name.into(), points: line.clone(), line });
-        }
+        (name, kinds.iter().map(cell).collect())
+    });
+    Grid {
+        title: "What limits whom".into(),
+        notes: vec!["The busy share of the busiest lane of each kind; the rest of the iteration it idles.".into()],
+        rows: rows.collect(),
+        columns: kinds.into_iter().collect(),
     }
-    let ahead = subject.table.machines.iter().find(|row| row.tie != subject.table.machines[0].tie);
-    let notes = match (subject.table.machines.first(), ahead) {
-        (Some(first), Some(next)) => {
-            let lead = (next.cost_of_job.typical / first.cost_of_job.typical - 1.0) * 100.0;
-            vec![format!(
-                "the first machine outside of its tie costs {lead:+.0} %: a larger change of rank 1 alone would cost it its rank"
-            )]
-        }
-        _ => Vec::new(),
+}
+
+/// The cost of rank 1 with one assumption changed, and whether it stays the cheapest of the table.
+fn tornado(subject: &Subject<'_>) -> Grid {
+    let job = subject.job;
+    let cost = |row: &crate::Row, [price, residual, power, utilisation, speed]: [f64; 5]| {
+        let own = spipe_market::Ownership {
+            utilisation: (job.own.utilisation * utilisation).min(1.0),
+            residual: spipe_market::Range::exactly((job.own.residual.typical * residual).min(0.99)),
+            kilowatt_hour: job.own.kilowatt_hour * power,
+            ..job.own.clone()
+        };
+        let price = spipe_market::Range::exactly(row.price.typical * price * (1.0 + job.tax));
+        own.hour(price, spipe_market::Watts::new(row.watts)).typical * row.hours / speed
     };
-    Plot {
+    let cases: [(&str, [f64; 5], [f64; 5]); 5] = [
+        ("its price ± 20 %", [0.8, 1.0, 1.0, 1.0, 1.0], [1.2, 1.0, 1.0, 1.0, 1.0]),
+        ("its residual value ± 20 %", [1.0, 1.2, 1.0, 1.0, 1.0], [1.0, 0.8, 1.0, 1.0, 1.0]),
+        ("its electricity ± 20 %", [1.0, 1.0, 0.8, 1.0, 1.0], [1.0, 1.0, 1.2, 1.0, 1.0]),
+        ("its use ± 20 %", [1.0, 1.0, 1.0, 1.2, 1.0], [1.0, 1.0, 1.0, 0.8, 1.0]),
+        ("its FLOPs and bandwidths ± 10 %", [1.0, 1.0, 1.0, 1.0, 1.1], [1.0, 1.0, 1.0, 1.0, 0.9]),
+    ];
+    let rows = subject.table.machines.first().into_iter().flat_map(|first| {
+        let base = cost(first, [1.0; 5]);
+        let others = subject.table.machines.iter().skip(1).map(|row| cost(row, [1.0; 5])).fold(f64::INFINITY, f64::min);
+        cases.into_iter().map(move |(name, better, worse)| {
+            let (low, high) = (cost(first, better), cost(first, worse));
+            let stays = if high <= others { "cheapest throughout" } else { "another one is cheaper" };
+            let percent = |cost: f64| (cost / base - 1.0) * 100.0;
+            let text = format!("{:+.1} to {:+.1} %, {stays}", percent(low), percent(high));
+            (name.to_owned(), vec![Some(Cell { from: percent(low), to: percent(high), text })])
+        })
+    });
+    Grid {
         title: "What changes the cost of rank 1".into(),
-        notes,
-        x: axis("change of the cost, %", Scale::Linear),
-        y: axis("assumption", Scale::Linear),
-        series,
-        ..Plot::default()
+        notes: vec!["One assumption of rank 1 changes, those of the others stay.".into()],
+        columns: vec!["change of the cost of the job, %".into()],
+        rows: rows.collect(),
     }
 }
 
@@ -224,41 +179,44 @@ pub fn break_even(subject: &Subject<'_>, row: &crate::Row, cost: f64) -> Option<
     (cost > each).then(|| fixed / (cost - each)).filter(|jobs| jobs * row.hours <= spipe_market::HOURS_PER_YEAR)
 }
 
-/// The free memory of each kind by rank.
-fn head_room(subject: &Subject<'_>) -> Plot {
-    let mut kinds: BTreeMap<&str, Vec<(f64, f64)>> = BTreeMap::new();
-    for row in subject.table.machines.iter().take(MOST) {
-        for kind in ["gpu", "dram", "nvme"] {
+/// The free bytes of the fullest memory of each kind.
+fn head_room(subject: &Subject<'_>) -> Grid {
+    let kinds = ["gpu", "dram", "nvme"];
+    let rows = ranked(subject).map(|(name, row)| {
+        let cell = |kind: &&str| {
             let own =
                 row.head_room_bytes.iter().filter(|(name, _)| name.starts_with(kind) && !name.contains("pageable"));
-            if let Some(least) = own.map(|(_, bytes)| *bytes).min() {
-                kinds.entry(kind).or_default().push((row.rank as f64, least as f64 / (1u64 << 30) as f64));
-            }
-        }
-    }
-    Plot {
-        title: "Head-room: the free bytes of the fullest memory of each kind".into(),
-        x: axis("rank", Scale::Linear),
-        y: axis("GiB", Scale::Linear),
-        series: kinds
-            .into_iter()
-            .map(|(name, points)| Series { name: name.into(), line: points.clone(), points })
-            .collect(),
-        ..Plot::default()
+            let gib = own.map(|(_, bytes)| *bytes).min()? as f64 / (1u64 << 30) as f64;
+            Some(Cell { from: 0.0, to: gib, text: format!("{gib:.1} GiB") })
+        };
+        (name, kinds.iter().map(cell).collect())
+    });
+    Grid {
+        title: "Head-room".into(),
+        notes: vec!["What the plan leaves free at its peak in the fullest memory of each kind.".into()],
+        columns: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+        rows: rows.collect(),
     }
 }
 
-/// The ladder of upgrades: the gain of each single change against its price.
-fn ladder(subject: &Subject<'_>) -> Plot {
-    let series = subject.table.next.iter().take(MOST).map(|change| {
-        let point = (change.price, change.gain.unwrap_or(0.0) * 100.0);
-        Series { name: change.change.clone(), line: vec![(0.0, 0.0), point], points: vec![point] }
+/// The ladder of upgrades: what each single change of a machine costs and gains.
+fn ladder(subject: &Subject<'_>) -> Grid {
+    let bar = |value: f64, text: String| Some(Cell { from: 0.0, to: value, text });
+    let rows = subject.table.next.iter().take(MOST).map(|change| {
+        let (gain, price) = (change.gain.unwrap_or(0.0) * 100.0, change.price);
+        let each = if price > 0.0 { format!("{:.2} %", gain / price * 100.0) } else { "free".into() };
+        let cells = vec![
+            bar(gain, format!("{gain:+.1} %")),
+            bar(price, format!("{price:.0}")),
+            bar(if price > 0.0 { gain / price * 100.0 } else { 0.0 }, each),
+        ];
+        (change.change.clone(), cells)
     });
-    Plot {
-        title: "The next part: gain of single changes of rank 1".into(),
-        x: axis(format!("price, {}", subject.currency()), Scale::Linear),
-        y: axis("gain in tokens/s, %", Scale::Linear),
-        series: series.collect(),
-        ..Plot::default()
+    let currency = subject.currency();
+    Grid {
+        title: "The next part".into(),
+        notes: vec!["Single changes, the one that gains the most per money first.".into()],
+        columns: vec!["tokens/s".into(), format!("price, {currency}"), format!("gain for 100 {currency}")],
+        rows: rows.collect(),
     }
 }

@@ -33,7 +33,11 @@ pub fn question(subject: &Subject<'_>) -> String {
 /// reason.
 pub fn answer(subject: &Subject<'_>, objective: Objective) -> String {
     let Some(first) = subject.table.machines.first() else {
-        return "No machine of the sweep has a plan; see what they lack below.".into();
+        let left = subject.table.counts.left;
+        if left > 0 {
+            return format!("The time was up before a machine had a plan, with {left} machines left.");
+        }
+        return "No machine of the sweep has a plan. Below is what they lack, with the cheapest repair.".into();
     };
     let currency = subject.currency();
     let tied: Vec<_> = subject.table.machines.iter().filter(|row| row.tie == first.tie).collect();
@@ -43,13 +47,16 @@ pub fn answer(subject: &Subject<'_>, objective: Objective) -> String {
         return format!(
             "No machine meets the deadline of {}. The closest is {}: {}.",
             Hours(deadline),
-            first.machine,
+            first.machine.replace('_', " "),
             Hours(first.hours)
         );
     }
     let facts = format!(
-        "{}: {} at {} tokens/s, {} {currency} for the job [{}–{}]",
-        pick.machine,
+        "{} for {} {currency} [{}–{}]: {} at {} tokens/s, {} {currency} for the job [{}–{}]",
+        pick.machine.replace('_', " "),
+        money(pick.price.typical),
+        money(pick.price.low),
+        money(pick.price.high),
         Hours(pick.hours),
         per_second(pick.tokens_per_second),
         money(pick.cost_of_job.typical),

@@ -49,7 +49,7 @@ pub fn lines(subject: &Subject<'_>, most: usize) -> String {
         let repair = machine.repair.as_ref().map_or_else(String::new, |repair| {
             format!("; cheapest repair: {} ({}{} {currency})", repair.change, sign(repair.price), money(repair.price))
         });
-        text += &format!("no plan  {}: {}{repair}\n", machine.machine, machine.lacks);
+        text += &format!("no plan  {}: {}{repair}\n", machine.machine.replace('_', " "), machine.lacks);
     }
     if table.infeasible.len() > most {
         text += &format!("no plan  {} more machines\n", table.infeasible.len() - most);
@@ -85,7 +85,7 @@ pub fn lines(subject: &Subject<'_>, most: usize) -> String {
     let counts = table.counts;
     text += &format!("{} planned, {} shared, {} bounded", counts.solved, counts.shared, counts.bounded);
     if counts.left > 0 {
-        text += &format!(", {} left out when the work was stopped", counts.left);
+        text += &format!(", {} left out when the time was up: give more with --time-limit", counts.left);
     }
     text + "\n"
 }

@@ -3,10 +3,7 @@
 use super::{Task, again::Again, judge::Planner, rented};
 use crate::{Failure, args, args::Format, output, output::Target, tables::dense_table};
 use serde::Serialize;
-use spipe_base::{
-    Diagnostic,
-    readable::{per_second, percent},
-};
+use spipe_base::{Diagnostic, readable::per_second};
 use spipe_whatif::{
     Objective, Ranking, Run, Table,
     amount::Hours,
@@ -171,42 +168,33 @@ fn status(subject: &Subject<'_>) -> &'static str {
 
 fn human(subject: &Subject<'_>, data: &Data<'_>, rows: usize) -> String {
     let currency = &data.currency;
-    let headings = [
-        "",
-        "tie",
-        "machine",
-        currency.as_str(),
-        "tokens/s",
-        "time",
-        "cost",
-        "kWh",
-        "system",
-        "busiest",
-        "front",
-        "first",
-    ];
-    let mut table = dense_table(&headings, &[0, 3, 4, 5, 6, 7, 10, 11]);
+    let cost = format!("{currency} a job");
+    let headings = ["", "tie", "machine", currency.as_str(), "tokens/s", "time", &cost, "plan, busiest lane", "front"];
+    let mut table = dense_table(&headings, &[0, 3, 4, 5, 6, 8]);
     for row in subject.table.machines.iter().take(rows) {
         let mark = match row.meets_deadline {
             Some(true) => " ✓",
             Some(false) => " ✗",
             None => "",
         };
-        let busiest =
-            row.bottleneck.as_ref().map(|busy| format!("{} {}", busy.lane, percent(busy.share))).unwrap_or_default();
+        let busiest = row
+            .bottleneck
+            .as_ref()
+            .map(|busy| format!("\n{} {:.0} %", busy.lane, busy.share * 100.0))
+            .unwrap_or_default();
+        let range = |range: &spipe_market::Range| {
+            format!("{}\n{}–{}", report::money(range.typical), report::money(range.low), report::money(range.high))
+        };
         table.add_row(vec![
             row.rank.to_string(),
             row.tie.clone(),
-            row.machine.replace('_', " "),
-            format!("{:.0}\n{:.0}–{:.0}", row.price.typical, row.price.low, row.price.high),
+            two_lines(&row.machine),
+            range(&row.price),
             per_second(row.tokens_per_second),
             format!("{}{mark}", Hours(row.hours)),
-            format!("{:.0}\n{:.0}–{:.0}", row.cost_of_job.typical, row.cost_of_job.low, row.cost_of_job.high),
-            format!("{:.0}", row.kwh),
-            row.system.clone(),
-            busiest,
+            range(&row.cost_of_job),
+            format!("{}{busiest}", row.system),
             format!("{}{:.0} %", if row.front { "● " } else { "" }, row.front_share * 100.0),
-            format!("{:.0} %", row.first_share * 100.0),
         ]);
     }
     let error = subject.table.machines.first().map_or(0.0, |row| row.error);
@@ -215,11 +203,20 @@ fn human(subject: &Subject<'_>, data: &Data<'_>, rows: usize) -> String {
          `spipe catalogue show PART` has each with its source.",
         error * 100.0
     );
+    let table = if table.is_empty() { String::new() } else { format!("{table}\n{remark}\n\n") };
     format!(
-        "{}\n\n{}\n\n{table}\n{remark}\n\n{}\n{}",
+        "{}\n\n{}\n\n{table}{}\n{}",
         data.question,
         data.answer,
         report::front_plot(subject),
         report::lines(subject, LINES)
     )
+}
+
+/// The name of a machine with its memory and its condition on a second line.
+fn two_lines(name: &str) -> String {
+    let mut parts = name.splitn(3, '_');
+    let first: Vec<&str> = parts.by_ref().take(2).collect();
+    let rest = parts.next().map(|rest| format!("\n{}", rest.replace('_', " "))).unwrap_or_default();
+    first.join(" ") + &rest
 }
