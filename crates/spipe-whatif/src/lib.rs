@@ -17,6 +17,7 @@ pub mod report;
 mod run;
 mod state;
 mod sweep;
+mod validated;
 
 pub use bound::{Bounder, least_iteration};
 pub use job::{

@@ -1,6 +1,8 @@
 //! The ranked table: ties, the front, the stability of ranks over the ranges of prices, advice.
 
-use crate::{Answer, Candidate, Counts, Figures, Job, Objective, Planned, Run, Skipped, Sweep, run::better};
+use crate::{
+    Answer, Candidate, Counts, Figures, Job, Objective, Planned, Run, Skipped, Sweep, run::better, validated::outside,
+};
 use serde::Serialize;
 use spipe_market::{Date, OLD, Range};
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,7 +79,9 @@ pub struct Row {
     pub first_share: f64,
     /// Tokens per second with low and with high effort, for the first ten.
     pub effort: Option<Efforts>,
-    /// Assumptions of the machine, and remarks on its prices.
+    /// Why the prediction is outside of what was compared with measured trainings; empty within it.
+    pub outside: Vec<String>,
+    /// These remarks, assumptions of the machine, and remarks on its prices.
     pub notes: Vec<String>,
     /// The place in the sweep.
     #[serde(skip)]
@@ -372,7 +376,8 @@ fn row(
     let plan = plans[0];
     let busiest = plan.shares.iter().max_by(|left, right| left.1.total_cmp(right.1));
     let price = &candidate.price;
-    let mut notes = candidate.machine.notes.clone();
+    let outside = outside(job, candidate);
+    let mut notes = [outside.as_slice(), candidate.machine.notes.as_slice()].concat();
     let age = ranking.as_of.days_since(price.oldest);
     if age > OLD {
         notes.push(format!("its oldest price is {age} days old"));
@@ -409,6 +414,7 @@ fn row(
         front_share,
         first_share,
         effort: None,
+        outside,
         notes,
         index: candidate.index,
     }

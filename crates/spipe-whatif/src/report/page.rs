@@ -8,7 +8,7 @@
 //!
 //! The page's content security policy forbids network access; plots are inline SVG.
 
-use super::{Figure, Rented, Subject, answer, formulas, question};
+use super::{Figure, Rented, Subject, answer, formulas, money, question};
 use crate::{Objective, Table, amount::Hours};
 use minijinja::Environment;
 use serde::Serialize;
@@ -41,9 +41,16 @@ struct Page<'a> {
 #[derive(Serialize)]
 struct Words {
     hours: String,
+    price: String,
+    cost: String,
     plan: String,
     memory: Vec<String>,
     provenance: String,
+}
+
+/// A typical amount with its range.
+fn interval(range: &spipe_market::Range) -> String {
+    format!("{} [{}–{}]", money(range.typical), money(range.low), money(range.high))
 }
 
 /// Renders the page. `plans` are the plans of machines by their place in the sweep.
@@ -57,6 +64,8 @@ pub fn page(subject: &Subject<'_>, objective: Objective, figures: &[Figure], pla
             .chain(platform.iter().filter_map(|socket| socket.source.clone()));
         Words {
             hours: Hours(row.hours).to_string(),
+            price: interval(&row.price),
+            cost: interval(&row.cost_of_job),
             plan: plans.get(&row.index).cloned().unwrap_or_default(),
             memory: row
                 .head_room_bytes

@@ -99,7 +99,7 @@ fn tornado(subject: &Subject<'_>) -> Grid {
         let others = subject.table.machines.iter().skip(1).map(|row| cost(row, [1.0; 5])).fold(f64::INFINITY, f64::min);
         cases.into_iter().map(move |(name, better, worse)| {
             let (low, high) = (cost(first, better), cost(first, worse));
-            let stays = if high <= others { "cheapest throughout" } else { "another one is cheaper" };
+            let stays = if high <= others { "stays the cheapest" } else { "may lose to another" };
             let percent = |cost: f64| (cost / base - 1.0) * 100.0;
             let text = format!("{:+.1} to {:+.1} %, {stays}", percent(low), percent(high));
             (name.to_owned(), vec![Some(Cell { from: percent(low), to: percent(high), text })])
@@ -197,6 +197,7 @@ fn head_room(subject: &Subject<'_>) -> Grid {
         columns: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
         rows: rows.collect(),
     }
+    .without_empty_columns()
 }
 
 /// The ladder of upgrades: what each single change of a machine costs and gains.

@@ -26,9 +26,13 @@ impl Axis {
         (value.max(self.low) / self.low).ln() / (self.high / self.low).ln()
     }
 
-    /// Round values: 1, 2 and 5 times powers of ten; powers alone where those are many.
+    /// Round values: 1, 2 and 5 times powers of ten; powers alone where those are many, others where they are few.
     fn ticks(&self) -> Vec<f64> {
-        let steps: &[f64] = if self.high / self.low > 2000.0 { &[1.0] } else { &[1.0, 2.0, 5.0] };
+        let steps: &[f64] = match self.high / self.low {
+            ratio if ratio > 2000.0 => &[1.0],
+            ratio if ratio > 12.0 => &[1.0, 2.0, 5.0],
+            _ => &[1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
+        };
         let powers = self.low.log10().floor() as i32..=self.high.log10().ceil() as i32;
         let all = powers.flat_map(|power| steps.iter().map(move |step| step * 10f64.powi(power)));
         all.filter(|tick| (self.low..=self.high).contains(tick)).collect()
@@ -52,7 +56,7 @@ pub(super) fn cost_against_time(subject: &Subject<'_>) -> Option<String> {
     if let Some(deadline) = subject.job.deadline() {
         let x = place(deadline, up.low).0;
         svg.line(((x, top), (x, top + SIZE.1)), ("#d55e00", 1.5));
-        svg.text((x - 4.0, top + 12.0), ("end", 11, "#d55e00"), "deadline");
+        svg.text((x - 4.0, top + 26.0), ("end", 11, "#d55e00"), "deadline");
     }
     for row in rows {
         let colour = if row.front { "#9cc4de" } else { "#dddddd" };
@@ -107,7 +111,7 @@ fn grid(svg: &mut Svg, (across, up): (&Axis, &Axis), (top, currency): (f64, &str
     svg.line(((LEFT, bottom), (LEFT + SIZE.0, bottom)), ("#444444", 1.0));
     svg.line(((LEFT, top), (LEFT, bottom)), ("#444444", 1.0));
     svg.text((LEFT + SIZE.0 / 2.0, bottom + 36.0), ("middle", 12, "#222222"), "time of the job");
-    svg.text((LEFT - 8.0, top - 6.0), ("end", 12, "#222222"), currency);
+    svg.text((LEFT + 6.0, top + 12.0), ("start", 12, "#222222"), &format!("cost of the job, {currency}"));
 }
 
 #[cfg(test)]

@@ -70,12 +70,13 @@ pub fn answer(subject: &Subject<'_>, objective: Objective) -> String {
     };
     let stable = format!("It is first in {:.0} % of the draws of prices", first.first_share * 100.0);
     let unstable = if first.first_share < 0.5 { ": the order is not stable" } else { "" };
+    let outside = if pick.outside.is_empty() { String::new() } else { format!(" Mind: {}.", pick.outside.join("; ")) };
     if tied.len() == 1 {
-        return format!("Buy {facts}. {stable}{unstable}.");
+        return format!("Buy {facts}. {stable}{unstable}.{outside}");
     }
     format!(
         "{} machines cannot be told apart by {why} (within {:.0} %); the cheapest of them to buy is {facts}. The one of rank 1 is \
-         first in {:.0} % of the draws of prices{unstable}.",
+         first in {:.0} % of the draws of prices{unstable}.{outside}",
         tied.len(),
         crate::NOISE.max(first.error) * 100.0,
         first.first_share * 100.0,

@@ -96,28 +96,47 @@ pub(super) struct Grid {
 }
 
 impl Grid {
+    /// Leaves out the columns without a cell.
+    pub fn without_empty_columns(mut self) -> Self {
+        for column in (0..self.columns.len()).rev() {
+            if self.rows.iter().all(|(_, cells)| cells.get(column).is_none_or(Option::is_none)) {
+                self.columns.remove(column);
+                for (_, cells) in &mut self.rows {
+                    if column < cells.len() {
+                        cells.remove(column);
+                    }
+                }
+            }
+        }
+        self
+    }
+
     /// Draws the grid.
     pub fn svg(&self) -> String {
-        const NAME: f64 = 330.0;
-        let width = (560.0 / self.columns.len().max(1) as f64).clamp(90.0, 520.0);
+        // About 6 points a letter at this size.
+        let longest = |texts: &mut dyn Iterator<Item = usize>| 6.0 * texts.max().unwrap_or(0) as f64;
+        let name = 30.0 + longest(&mut self.rows.iter().map(|(name, _)| name.chars().count()));
+        let width = (560.0 / self.columns.len().max(1) as f64).clamp(90.0, 400.0);
+        let texts = self.rows.iter().flat_map(|(_, cells)| cells).flatten().map(|cell| cell.text.chars().count());
+        let room = 8.0 + longest(&mut texts.into_iter());
         let (mut svg, top) = Svg::new(&self.title, &self.notes);
         for (column, heading) in self.columns.iter().enumerate() {
-            let left = NAME + column as f64 * (width + 14.0);
+            let left = name + column as f64 * (width + room + 8.0);
             svg.text((left, top + 8.0), ("start", 11, "#666666"), heading);
             let cells = self.rows.iter().filter_map(|(_, cells)| cells.get(column)?.as_ref());
             let (low, high) = cells.fold((0.0f64, f64::MIN_POSITIVE), |ends, cell| {
                 (ends.0.min(cell.from.min(cell.to)), ends.1.max(cell.from.max(cell.to)))
             });
             // The text of a bar stands behind it.
-            let place = |value: f64| left + (value - low) / (high - low) * (width - 52.0);
-            for (row, (name, cells)) in self.rows.iter().enumerate() {
+            let place = |value: f64| left + (value - low) / (high - low) * width;
+            for (row, (machine, cells)) in self.rows.iter().enumerate() {
                 let y = top + 16.0 + row as f64 * LINE;
                 if column == 0 {
-                    svg.text((NAME - 10.0, y + 11.0), ("end", 11, "#222222"), name);
+                    svg.text((name - 10.0, y + 11.0), ("end", 11, "#222222"), machine);
                 }
                 let Some(Some(cell)) = cells.get(column) else { continue };
                 let (from, to) = (place(cell.from.min(cell.to)), place(cell.from.max(cell.to)));
-                let tip = format!("{name}: {heading} {}", cell.text);
+                let tip = format!("{machine}: {heading} {}", cell.text);
                 svg.rect((from, y, (to - from).max(1.0), LINE - 5.0), COLOURS[column % COLOURS.len()], &tip);
                 svg.text((to + 4.0, y + 11.0), ("start", 10, "#222222"), &cell.text);
             }
@@ -127,6 +146,6 @@ impl Grid {
             }
         }
         let height = top + 28.0 + self.rows.len() as f64 * LINE;
-        svg.finish((NAME + self.columns.len() as f64 * (width + 14.0) + 20.0, height))
+        svg.finish((name + self.columns.len() as f64 * (width + room + 8.0) + 20.0, height))
     }
 }
