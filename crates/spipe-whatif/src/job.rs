@@ -22,7 +22,7 @@ pub struct JobFile {
     /// A name.
     #[serde(default)]
     pub name: Option<String>,
-    /// The trainings; machines rank by their sum over a year.
+    /// The trainings; machines rank by one job, or by the sum over a year where there are several.
     #[serde(default)]
     pub train: Vec<TrainFile>,
     /// The limits.
@@ -53,7 +53,9 @@ pub struct TrainFile {
     pub global_batch: Option<u64>,
     /// The data type of parameters and activations; bf16 if absent.
     pub precision: Option<Precision>,
-    /// How often it is trained in a year; once if absent.
+    /// What executes it: a runtime file, or the name of a shipped one; spipe's own if absent.
+    pub runtime: Option<String>,
+    /// How often it is trained in a year; once if absent. It weighs several trainings.
     pub jobs_per_year: Option<f64>,
 }
 
@@ -370,6 +372,12 @@ impl Job {
     /// Returns the objective where none is given: cost where there is a deadline or no budget, otherwise time.
     pub const fn objective(&self) -> Objective {
         if self.file.limits.deadline.is_none() && self.budget.is_some() { Objective::Time } else { Objective::Cost }
+    }
+
+    /// Returns how often a training counts in the figures: once if it is alone, so that they are those of one job,
+    /// and as often as in a year among several.
+    pub fn times(&self, train: &TrainFile) -> f64 {
+        if self.file.train.len() == 1 { 1.0 } else { train.jobs_per_year.unwrap_or(1.0) }
     }
 
     /// Returns the longest time of a job in hours.

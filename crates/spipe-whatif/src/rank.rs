@@ -47,15 +47,15 @@ pub struct Row {
     pub tokens_per_second: f64,
     /// The relative error of predictions of its kind.
     pub error: f64,
-    /// The hours of computing of a year's trainings.
+    /// The hours of the job; of a year where there are several trainings.
     pub hours: f64,
     /// Whether every training ends before the deadline; null without a deadline.
     pub meets_deadline: Option<bool>,
-    /// The cost of a year's trainings.
+    /// The cost in those hours.
     pub cost_of_job: Range,
     /// The typical cost of a million tokens.
     pub cost_per_million_tokens: f64,
-    /// The energy of a year's trainings.
+    /// The energy in those hours.
     pub kwh: f64,
     /// The mean power at the wall.
     pub watts: f64,

@@ -128,7 +128,7 @@ pub struct Run {
 /// The time and the cost of the job on a machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Figures {
-    /// Hours of computing for all trainings of a year.
+    /// Hours of computing for the job, or for all trainings of a year where there are several.
     pub hours: f64,
     /// The hours of the longest training.
     pub longest: f64,
@@ -147,7 +147,7 @@ impl Figures {
         let (mut tokens, mut energy) = (0.0, 0.0);
         for (train, (rate, gpu_share, core_share)) in job.file.train.iter().zip(rates) {
             let hours = train.tokens.0.0 / rate / 3600.0;
-            let jobs = train.jobs_per_year.unwrap_or(1.0);
+            let jobs = job.times(train);
             figures.hours += hours * jobs;
             figures.longest = figures.longest.max(hours);
             tokens += train.tokens.0.0 * jobs;

@@ -71,6 +71,9 @@ pub struct WhatifSweep {
     /// Data type of parameters and activations; bf16 if not given
     #[arg(long)]
     pub precision: Option<Precision>,
+    /// What executes it: a runtime file or the name of a shipped one; spipe's own if not given
+    #[arg(long)]
+    pub runtime: Option<String>,
     /// How often the job runs in a year; once if not given
     #[arg(long)]
     pub jobs_per_year: Option<f64>,

@@ -16,7 +16,8 @@ pub fn question(subject: &Subject<'_>) -> String {
             .map(|jobs| format!(", {jobs} times a year"))
             .unwrap_or_default();
         let batch = train.global_batch.unwrap_or(crate::GLOBAL_BATCH);
-        format!("{}, {} tokens{seq_len}, batch {batch}, {precision}{often}", train.model, train.tokens.0)
+        let runtime = train.runtime.as_ref().map(|runtime| format!(", {runtime}")).unwrap_or_default();
+        format!("{}, {} tokens{seq_len}, batch {batch}, {precision}{runtime}{often}", train.model, train.tokens.0)
     };
     let mut parts: Vec<String> = job.file.train.iter().map(train).collect();
     parts.extend(job.deadline().map(|hours| format!("within {}", Hours(hours))));
@@ -71,6 +72,17 @@ pub fn answer(subject: &Subject<'_>, objective: Objective) -> String {
     let stable = format!("It is first in {:.0} % of the draws of prices", first.first_share * 100.0);
     let unstable = if first.first_share < 0.5 { ": the order is not stable" } else { "" };
     let outside = if pick.outside.is_empty() { String::new() } else { format!(" Mind: {}.", pick.outside.join("; ")) };
+    let counts = subject.table.counts;
+    let outside = match counts.left {
+        0 => outside,
+        left => {
+            let known = counts.solved + counts.shared + counts.bounded;
+            format!(
+                "{outside} The time was up with {known} of {} machines decided: another may be better.",
+                known + left
+            )
+        }
+    };
     if tied.len() == 1 {
         return format!("Buy {facts}. {stable}{unstable}.{outside}");
     }
@@ -86,7 +98,7 @@ pub fn answer(subject: &Subject<'_>, objective: Objective) -> String {
 /// Returns the formulas of the figures.
 pub const fn formulas() -> [&'static str; 6] {
     [
-        "hours = tokens ÷ tokens per second ÷ 3,600, over all trainings of a year",
+        "hours = tokens ÷ tokens per second ÷ 3,600; over all trainings of a year where there are several",
         "hour of an owned machine = price · (1 + tax) · (1 − residual) ÷ (years · 8,766 h · use) + W ÷ 1,000 · PUE · price per kWh",
         "cost of the job = hours · that; the lowest has the lowest price and the highest residual value",
         "W = base + Σ GPU (idle + busy share · (training share · board power − idle)) + busy share of the cores · (CPU power − idle)",

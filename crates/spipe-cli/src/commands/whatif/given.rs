@@ -56,6 +56,7 @@ fn train(what: &args::WhatifSweep, job: &mut JobFile) -> Result<(), Failure> {
             seq_len: None,
             global_batch: None,
             precision: None,
+            runtime: None,
             jobs_per_year: None,
         }),
         (Some(_), None) => {
@@ -77,6 +78,7 @@ fn train(what: &args::WhatifSweep, job: &mut JobFile) -> Result<(), Failure> {
         train.seq_len = what.seq_len.or(train.seq_len);
         train.global_batch = what.global_batch.or(train.global_batch);
         train.precision = what.precision.or(train.precision);
+        train.runtime = what.runtime.clone().or_else(|| train.runtime.take());
         train.jobs_per_year = what.jobs_per_year.or(train.jobs_per_year);
     }
     Ok(())

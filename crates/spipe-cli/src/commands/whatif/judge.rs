@@ -10,14 +10,14 @@ use crate::{
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::{Bytes, LaneRole, SimTime};
 use spipe_cost::{Mode, Optimizer, Parallelism, Workload};
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Attention, Model, Precision, Recompute};
 use spipe_plan::System;
 use spipe_planner::Pins;
 use spipe_sim::{Options, simulate};
 use spipe_trace::{Metrics, Trace};
 use spipe_whatif::{Answer, Bounder, Counts, Effort, GLOBAL_BATCH, Job, Judge, Planned, TrainFile};
-use std::{collections::BTreeMap, sync::atomic::Ordering, time::Duration};
+use std::{borrow::Cow, collections::BTreeMap, sync::atomic::Ordering, time::Duration};
 
 /// The name of plain data parallelism.
 pub const DATA_PARALLEL: &str = "data-parallel";
@@ -37,6 +37,7 @@ const GAP: f64 = 0.005;
 struct Training {
     model: Model,
     workloads: Vec<Workload>,
+    runtime: Option<Runtime>,
     bounder: Bounder,
 }
 
@@ -57,7 +58,16 @@ impl Training {
         };
         let workloads = planning::workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
         let bounder = Bounder::new(model.clone(), workloads.clone());
-        Ok(Self { model, workloads, bounder })
+        let runtime = train.runtime.as_deref().map(input::runtime).transpose()?;
+        Ok(Self { model, workloads, runtime, bounder })
+    }
+
+    /// The machine as the training's runtime finds it.
+    fn machine<'a>(&self, hardware: &'a Hardware) -> Cow<'a, Hardware> {
+        match &self.runtime {
+            Some(runtime) => Cow::Owned(hardware.clone().under(runtime.clone())),
+            None => Cow::Borrowed(hardware),
+        }
     }
 }
 
@@ -97,7 +107,7 @@ impl Planner {
         let training = &self.trainings[train];
         planning::search(&Request {
             model: &training.model,
-            hardware,
+            hardware: &training.machine(hardware),
             workloads: training.workloads.clone(),
             systems: self.systems.clone(),
             planner: "ilp",
@@ -142,7 +152,8 @@ impl Judge for Planner {
     }
 
     fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64 {
-        self.trainings[train].bounder.most_tokens_per_second(hardware).min(f64::MAX)
+        let training = &self.trainings[train];
+        training.bounder.most_tokens_per_second(&training.machine(hardware)).min(f64::MAX)
     }
 
     fn is_stopped(&self) -> bool {
@@ -201,6 +212,7 @@ pub fn planned(found: &Found) -> Result<(Planned, Trace), Failure> {
 
 /// Plain data parallelism over all GPUs, by the closed form of `spipe baseline tensor-data`, if it fits.
 fn data_parallel(training: &Training, hardware: &Hardware) -> Option<Planned> {
+    let hardware = &*training.machine(hardware);
     let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
     if gpus == 0 {
         return None;

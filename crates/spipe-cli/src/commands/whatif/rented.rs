@@ -37,7 +37,7 @@ pub fn rented(task: &Task, judge: &impl Judge, wanted: &[String]) -> Result<Vec<
                 fits = false;
                 break;
             };
-            let jobs = train.jobs_per_year.unwrap_or(1.0);
+            let jobs = task.job.times(train);
             hours += train.tokens.0.0 / plan.tokens_per_second / 3600.0 * jobs;
             tokens += train.tokens.0.0 * jobs;
         }
