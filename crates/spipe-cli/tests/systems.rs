@@ -283,7 +283,7 @@ fn zero_offload_trains_what_is_published_on_one_gpu() {
         let words =
             ["plan", "--model", model, "--hardware", ONE_V100, "--precision", "fp16", "--system", "zero-offload"];
         let more = ["--global-batch", batch, "--microbatch", batch, "--materialised-attention", "--pin", &recompute];
-        let limit = ["--time-limit", "5s", "--format", "json", "--runtime", "spipe"];
+        let limit = ["--time-limit", "5s", "--format", "json"];
         let (code, out, err) = spipe(&[&words[..], &more, &limit].concat());
         assert_eq!(code, Some(0), "{layers} layers: {err}");
         let plan: Value = serde_json::from_str(&out).unwrap();
@@ -303,7 +303,7 @@ fn a_delay_of_one_step_gains_what_is_published() {
         let iteration = |system: &[&str]| {
             let model = ["plan", "--model", path.to_str().unwrap(), "--hardware", ONE_V100, "--precision", "fp16"];
             let batch = ["--global-batch", "8", "--microbatch", "8", "--materialised-attention", "--pin", &recompute];
-            let limit = ["--time-limit", "5s", "--format", "json", "--runtime", "spipe"];
+            let limit = ["--time-limit", "5s", "--format", "json"];
             let (code, out, err) = spipe(&[&model[..], &batch, &limit, system].concat());
             assert_eq!(code, Some(0), "{layers} layers: {err}");
             serde_json::from_str::<Value>(&out).unwrap()["simulated-iteration-ms"].as_f64().unwrap()

@@ -2,7 +2,7 @@
 
 use crate::{Mode, Workload};
 use spipe_base::{Bytes, LayerId};
-use spipe_hardware::{LossKernel, Runtime};
+use spipe_hardware::{LossKernel, NormKernel, Runtime};
 use spipe_model::{Batch, Layer, LayerKind, Model, Precision, Recompute};
 
 /// The bytes of a layer on the device that runs it. AdamW takes 2 + 2 + 12 bytes per parameter in
@@ -62,21 +62,32 @@ impl LayerMemory {
         let width = precision.bytes();
         let training = workload.mode == Mode::Train;
         let when = |wanted: bool, bytes: Bytes| if training && wanted { bytes } else { Bytes::ZERO };
-        // Of the logits in 32 bits, a chunked loss holds one chunk.
+        // Of the logits in 32 bits, a chunked loss saves nothing, and one that works in 16 bits half.
         let logits = logits(layer, workload);
-        let chunked = training && runtime.loss() == LossKernel::Chunked;
+        let dropped = match runtime.loss() {
+            LossKernel::Chunked => logits,
+            LossKernel::FusedInPlace => Bytes::new(logits.get() / 2),
+            LossKernel::Fused | LossKernel::Unfused | LossKernel::InPlace => Bytes::ZERO,
+        };
         let saved = |recompute| {
             let all = layer.saved(batch, precision, recompute, workload.attention);
-            let unheld = if chunked && recompute != Recompute::Full { logits } else { Bytes::ZERO };
+            let unheld = if training && recompute != Recompute::Full { dropped } else { Bytes::ZERO };
             when(layer.needs_backward, all.saturating_sub(unheld))
         };
         let copies = if width < 4 { runtime.gradient_copy_bytes() } else { 0 };
         let state = workload.optimizer.state_bytes(width) + copies;
-        let workspace = layer.workspace(seen(layer, workload), precision, workload.attention);
+        let workspace = match runtime.norms() {
+            NormKernel::InPlace => layer.workspace_in_place(seen(layer, workload), precision, workload.attention),
+            NormKernel::Fused | NormKernel::Unfused => {
+                layer.workspace(seen(layer, workload), precision, workload.attention)
+            }
+        };
         let workspace = match runtime.loss() {
             _ if !training => workspace,
             LossKernel::Fused => workspace,
             LossKernel::Unfused => workspace + Bytes::new(logits.get() / 2 * 3),
+            LossKernel::InPlace => workspace + Bytes::new(logits.get() / 2),
+            LossKernel::FusedInPlace => workspace.saturating_sub(logits),
             LossKernel::Chunked => workspace.saturating_sub(logits) + Bytes::new(logits.get() / CHUNKS),
         };
         let cache = if training { Bytes::ZERO } else { layer.cache(batch, precision) * workload.microbatches };
@@ -106,7 +117,8 @@ const CHUNKS: u64 = 8;
 
 /// Returns the bytes of the logits of one microbatch in 32 bits; zero without a head. Kernels that are
 /// not fused hold them in 16 bits, the 32-bit gradient, and its 16-bit cast beside them (half as much
-/// again as the logits, three times).
+/// again as the logits, three times); those that work in place hold the 16-bit logits alone beside the
+/// 32-bit ones and the probabilities (Megatron-LM, `vocab_parallel_cross_entropy`).
 fn logits(layer: &Layer, workload: &Workload) -> Bytes {
     let LayerKind::Head(head) = &layer.kind else { return Bytes::ZERO };
     let rows = if head.every_token { workload.batch().tokens() } else { workload.microbatch };

@@ -272,10 +272,10 @@ const UNFUSED_LOSS: f64 = 3.5;
 fn passes(layer: &Layer, device: &Device, runtime: &Runtime) -> f64 {
     match (&layer.kind, runtime.norms(), runtime.loss()) {
         _ if !device.is_gpu() || device.emulated => 1.0,
-        (LayerKind::Head(_), _, LossKernel::Unfused) => UNFUSED_LOSS,
+        (LayerKind::Head(_), _, LossKernel::Unfused | LossKernel::InPlace) => UNFUSED_LOSS,
         (LayerKind::Head(_), _, _) => 1.0,
         (_, NormKernel::Unfused, _) => UNFUSED,
-        (_, NormKernel::Fused, _) => 1.0,
+        (_, NormKernel::Fused | NormKernel::InPlace, _) => 1.0,
     }
 }
 

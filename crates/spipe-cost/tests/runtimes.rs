@@ -99,7 +99,14 @@ fn memory_has_the_copies_and_scores_of_the_runtime() {
     let loss = |kind: &str| bytes(&own(&format!("[kernels]\nloss = \"{kind}\"\nsource = \"test\"\n")), HEAD);
     let held = |kind: &str| loss(kind).saved + loss(kind).workspace;
     assert!(held("chunked") < held("fused") && held("fused") < held("unfused"));
+    assert!(held("fused-in-place") < held("fused") && held("fused") < held("in-place"));
+    assert!(held("in-place") < held("unfused"));
     assert_eq!(loss("fused"), bytes(&plain, HEAD));
+    let norms = |kind: &str| bytes(&own(&format!("[kernels]\nnorms = \"{kind}\"\nsource = \"test\"\n")), BLOCK);
+    assert_eq!(norms("fused"), bytes(&plain, BLOCK));
+    // The gradient of the one input of GELU, four times as wide as the hidden size, is not held.
+    let inner = 2 * 4 * 768 * WORKLOAD.microbatch * WORKLOAD.seq_len;
+    assert_eq!(norms("fused").workspace.get() - norms("in-place").workspace.get(), inner);
 }
 
 #[test]

@@ -183,7 +183,7 @@ fn shown_peak(hardware: &Hardware, memory: &str, counted: Bytes) -> Bytes {
     let runtime = hardware.runtime();
     let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
     let (beside, lost) = match memory.kind {
-        MemoryKind::Gpu => (runtime.context(gpus) + runtime.buckets(), runtime.allocator_share()),
+        MemoryKind::Gpu => (runtime.context(gpus) + runtime.buffers(gpus), runtime.allocator_share()),
         MemoryKind::Dram => (Bytes::ZERO, runtime.host_share()),
         MemoryKind::Nvme => (Bytes::ZERO, 0.0),
     };

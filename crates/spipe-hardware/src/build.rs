@@ -5,10 +5,11 @@ use crate::{
     MatmulPoints, MeasuredFile, MeasuredLayer, Memory, MemoryKind, Peak, Provenance, SocketFile,
     check::pageable,
     expand::{Parts, Placed},
-    route::{End, routes},
+    route::{Copies, End, Limits, routes},
     topology::{Node, Topology},
 };
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LinkId, MemoryId, Seconds, Text};
+use std::collections::BTreeMap;
 
 /// Estimate: a CUDA kernel launch takes 3 to 6 µs from call to start, and an empty kernel about as
 /// long again.
@@ -22,6 +23,7 @@ struct Builder<'a> {
     memories: IdVec<MemoryId, Memory>,
     links: IdVec<LinkId, Link>,
     ends: IdVec<MemoryId, End>,
+    limits: Limits,
     topology: Topology,
 }
 
@@ -33,6 +35,7 @@ pub(crate) fn build(file: &HardwareFile, parts: &Parts) -> Hardware {
         memories: IdVec::new(),
         links: IdVec::new(),
         ends: IdVec::new(),
+        limits: Limits::default(),
         topology: Topology::default(),
     };
     builder.add_memories();
@@ -40,7 +43,8 @@ pub(crate) fn build(file: &HardwareFile, parts: &Parts) -> Hardware {
     builder.add_nodes();
     builder.add_links();
     builder.add_memory_links();
-    let routes = routes(&builder.topology, &builder.links, &builder.memories, &builder.ends);
+    builder.add_limits();
+    let routes = routes(&builder.topology, &builder.links, &builder.memories, (&builder.ends, &builder.limits));
     Hardware::assemble(file.clone(), (builder.devices, builder.memories, builder.links), routes)
 }
 
@@ -185,6 +189,46 @@ impl Builder<'_> {
             self.ends[memory].leaving = vec![read];
             self.ends[memory].arriving = vec![write];
         }
+    }
+
+    /// Adds the limits on both directions together: of links, then of copies between two memories.
+    fn add_limits(&mut self) {
+        for Placed { item, .. } in &self.parts.links {
+            let Some(bandwidth) = item.both else { continue };
+            let sum = self.limit(&item.name, &item.between[0], (*bandwidth, item.source.as_ref()));
+            for direction in ["up", "down"] {
+                let name = format!("{}.{direction}", item.name);
+                let one = self.links.enumerate().find(|(_, link)| link.name == name).map(|(id, _)| id);
+                self.limits.both.extend(one.map(|one| (one, sum)));
+            }
+        }
+        for Placed { item, .. } in &self.parts.copies {
+            let named = |name: &String| self.memories.enumerate().find(|(_, memory)| memory.name == *name);
+            let among: Vec<MemoryId> = item.among.iter().filter_map(|name| Some(named(name)?.0)).collect();
+            let mut both = BTreeMap::new();
+            if let Some(bandwidth) = item.both {
+                for (at, first) in among.iter().enumerate() {
+                    for second in &among[at + 1..] {
+                        let [one, other] = [first, second].map(|id| self.memories[*id].name.clone());
+                        let sum = self.limit(&format!("{one}-{other}"), &one, (*bandwidth, item.source.as_ref()));
+                        both.insert((*first.min(second), *first.max(second)), sum);
+                    }
+                }
+            }
+            self.limits.copies.push(Copies { among, bandwidth: *item.bandwidth, both });
+        }
+    }
+
+    /// Adds the limit on both directions of `name`, which is no link of the graph.
+    fn limit(&mut self, name: &str, at: &str, (bandwidth, source): (BytesPerSecond, Option<&String>)) -> LinkId {
+        self.links.push(Link {
+            name: format!("{name}.both"),
+            bandwidth,
+            latency: Seconds::ZERO,
+            from: at.into(),
+            to: at.into(),
+            provenance: Provenance::from_source(source.map_or("", String::as_str)),
+        })
     }
 
     fn memory_link(&mut self, memory: MemoryId, what: &str, (bandwidth, latency): (BytesPerSecond, Seconds)) -> LinkId {

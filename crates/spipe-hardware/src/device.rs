@@ -208,11 +208,12 @@ pub enum MemoryKind {
     Nvme,
 }
 
-/// One direction of a link, the channels of a DRAM, or one direction of a drive. Concurrent flows
-/// share its bandwidth.
+/// One direction of a link, the channels of a DRAM, one direction of a drive, or a limit on both
+/// directions together. Concurrent flows share its bandwidth.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
-    /// Its name: `pcie0.up`, `pcie0.down`, `dram0.channels`, `nvme0.read`, `nvme0.write`.
+    /// Its name: `pcie0.up`, `pcie0.down`, `dram0.channels`, `nvme0.read`, `nvme0.write`, `pcie0.both`,
+    /// `gpu0-gpu1.both`.
     pub name: String,
     /// The bandwidth of all flows together.
     pub bandwidth: BytesPerSecond,
@@ -220,7 +221,7 @@ pub struct Link {
     pub latency: Seconds,
     /// The node where it starts.
     pub from: String,
-    /// The node where it ends; equal to `from` for channels and drives.
+    /// The node where it ends; equal to `from` for channels, drives and limits on both directions.
     pub to: String,
     /// The source of its numbers.
     pub provenance: Provenance,
@@ -229,13 +230,14 @@ pub struct Link {
 /// The path of a copy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
-    /// The links in order, including the channels of a DRAM at an end. A link that carries every
+    /// The links in order, including the channels of a DRAM at an end, then the limits on both directions
+    /// of links and of copies. A link that carries every
     /// byte twice is listed twice: the channels in a copy within one DRAM, or in a copy between
     /// GPUs through host memory.
     pub links: Vec<LinkId>,
     /// The sum of the links' latencies.
     pub latency: Seconds,
-    /// The rate limit of a single copy, due to pageable host memory or to both ends being in one
-    /// GPU.
+    /// The rate limit of a single copy, due to pageable host memory, to both ends being in one GPU, or
+    /// measured.
     pub rate_cap: Option<BytesPerSecond>,
 }

@@ -1,7 +1,7 @@
 //! Expansion of tables that stand for several equal items: `gpu{0..3}` is `gpu0`, `gpu1`, `gpu2`,
 //! `gpu3`, and `root{0..6/2}` is `root0`, `root2`, `root4`, `root6`.
 
-use crate::{GpuFile, HardwareFile, LinkFile, NodeFile, NvmeFile, SocketFile, report::Report};
+use crate::{CopyFile, GpuFile, HardwareFile, LinkFile, NodeFile, NvmeFile, SocketFile, report::Report};
 
 /// The longest range: more items than any machine has, so that a typing error cannot fill the
 /// memory.
@@ -22,6 +22,8 @@ pub(crate) struct Parts {
     pub nodes: Vec<Placed<NodeFile>>,
     pub network_cards: Vec<Placed<NodeFile>>,
     pub links: Vec<Placed<LinkFile>>,
+    /// Rates of copies, with every name written out.
+    pub copies: Vec<Placed<CopyFile>>,
 }
 
 impl Parts {
@@ -44,6 +46,7 @@ impl Parts {
             nvmes: expand("nvme", &file.nvme, |nvme, change| change(&mut nvme.name), report),
             nodes,
             network_cards,
+            copies: copies(&file.copy, report),
             links: expand(
                 "link",
                 &file.link,
@@ -55,6 +58,23 @@ impl Parts {
             ),
         }
     }
+}
+
+/// The tables of copies: the ranges of a table's names need not be equally long.
+fn copies(tables: &[CopyFile], report: &mut Report<'_>) -> Vec<Placed<CopyFile>> {
+    let mut written_out = |(index, table): (usize, &CopyFile)| {
+        let path = format!("copy.{index}");
+        let mut names = Vec::new();
+        for (place, name) in table.among.iter().enumerate() {
+            match Ranged::parse(name) {
+                Ok(Some(range)) => names.extend((0..range.len()).map(|at| range.name(at))),
+                Ok(None) => names.push(name.clone()),
+                Err(message) => report.error(&format!("{path}.among.{place}"), message),
+            }
+        }
+        Placed { path, item: CopyFile { among: names, ..table.clone() } }
+    };
+    tables.iter().enumerate().map(&mut written_out).collect()
 }
 
 type Change<'a> = dyn FnMut(&mut String) + 'a;

@@ -67,6 +67,9 @@ pub struct HardwareFile {
     /// Links between any two of these.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub link: Vec<LinkFile>,
+    /// Measured rates of copies between memories.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub copy: Vec<CopyFile>,
     /// Measured collectives among neighbouring GPUs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub collective: Vec<CollectiveFile>,
@@ -323,8 +326,28 @@ pub struct LinkFile {
     pub down: Option<Text<BytesPerSecond>>,
     /// The bandwidth in each direction, instead of `up` and `down`.
     pub bandwidth: Option<Text<BytesPerSecond>>,
+    /// The bandwidth of both directions together; by default nothing limits their sum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub both: Option<Text<BytesPerSecond>>,
     /// The latency that it adds to every copy; zero by default.
     pub latency: Option<Text<Seconds>>,
+    /// The source of the numbers; it starts with "estimate" if they are estimated.
+    pub source: Option<String>,
+}
+
+/// The measured rate of copies between memories, where it is below what their links allow: cards
+/// without peer access, whose copies pass through buffers of the host.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct CopyFile {
+    /// The names of the memories, such as `gpu{0..3}`; the table is about every two of them. The first
+    /// table that names two memories holds.
+    pub among: Vec<String>,
+    /// The largest rate of one copy.
+    pub bandwidth: Text<BytesPerSecond>,
+    /// The largest rate of copies in both directions together, between any two of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub both: Option<Text<BytesPerSecond>>,
     /// The source of the numbers; it starts with "estimate" if they are estimated.
     pub source: Option<String>,
 }
@@ -344,6 +367,7 @@ impl HardwareFile {
             switch: Vec::new(),
             nic: Vec::new(),
             link: Vec::new(),
+            copy: Vec::new(),
             collective: Vec::new(),
             fitted: Vec::new(),
         }
@@ -430,6 +454,7 @@ impl LinkFile {
             up: None,
             down: None,
             bandwidth: Some(Text(bandwidth)),
+            both: None,
             latency: None,
             source: None,
         }

@@ -87,11 +87,11 @@ impl Hardware {
     fn shrink_memories(&mut self) {
         let is_real = |memory: &Memory| memory.device.is_some_and(|device| !self.devices[device].emulated);
         let gpus = self.devices.iter().filter(|device| device.is_gpu()).count();
-        let (context, buckets) = (self.runtime.context(gpus), self.runtime.buckets());
+        let (context, buffers) = (self.runtime.context(gpus), self.runtime.buffers(gpus));
         let shrunk = |(id, memory): (MemoryId, &Memory)| {
             let stated = self.reserved[id];
             let (held, lost) = match memory.kind {
-                MemoryKind::Gpu if is_real(memory) => (stated.max(context) + buckets, self.runtime.allocator_share()),
+                MemoryKind::Gpu if is_real(memory) => (stated.max(context) + buffers, self.runtime.allocator_share()),
                 MemoryKind::Dram => (stated, self.runtime.host_share()),
                 MemoryKind::Gpu | MemoryKind::Nvme => (stated, 0.0),
             };

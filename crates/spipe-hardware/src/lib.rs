@@ -39,8 +39,8 @@ pub use collective::Collective;
 pub use device::{Device, DeviceKind, Link, MeasuredLayer, Memory, MemoryKind, Provenance, Route};
 pub use efficiency::{Efficiency, Saturation};
 pub use file::{
-    AttentionFile, CollectiveFile, DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile, HardwareFile,
-    LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
+    AttentionFile, CollectiveFile, CopyFile, DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile,
+    HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
 };
 pub use fitted::FittedFile;
 pub use hardware::Hardware;

@@ -41,6 +41,7 @@ impl Hardware {
         file.gpu = parts.gpus.into_iter().map(|part| part.item).collect();
         file.socket = parts.sockets.into_iter().map(|part| part.item).collect();
         file.link = parts.links.into_iter().map(|part| part.item).collect();
+        file.copy = parts.copies.into_iter().map(|part| part.item).collect();
         file
     }
 
@@ -108,6 +109,11 @@ impl Hardware {
         }
         file.link = parts.links.into_iter().map(|part| part.item).collect();
         file.link.retain(|link| !removed.iter().any(|gpu| link.between.contains(&gpu.name)));
+        file.copy = parts.copies.into_iter().map(|part| part.item).collect();
+        for copies in &mut file.copy {
+            copies.among.retain(|name| !removed.iter().any(|gpu| gpu.name == *name));
+        }
+        file.copy.retain(|copies| copies.among.len() > 1);
         drop_dead_ends(&mut file);
         self.changed(file)
     }

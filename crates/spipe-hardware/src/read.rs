@@ -2,7 +2,7 @@
 //! reports each one, substitutes a placeholder, and continues.
 
 use crate::{
-    AttentionFile, AttentionKernel, CollectiveFile, CollectiveKind, CollectiveRates, DataType, DramFile,
+    AttentionFile, AttentionKernel, CollectiveFile, CollectiveKind, CollectiveRates, CopyFile, DataType, DramFile,
     EfficiencyFile, FactorsFile, FittedFile, GpuFile, HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile,
     LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NodeFile, NormKernel, NvmeFile, ProductRates, RuntimeFile,
     SocketFile, VectorExtension,
@@ -445,7 +445,7 @@ macro_rules! tables {
 
 tables! {
     HardwareFile "hardware file" {
-        format_version name description parts socket gpu nvme root_complex switch nic link collective fitted
+        format_version name description parts socket gpu nvme root_complex switch nic link copy collective fitted
     }
     SocketFile "socket" {
         name memory_only cores peak optimizer_rate dram numa_node memory_channels vector_extensions launch_floor
@@ -465,7 +465,8 @@ tables! {
     NvmeFile "nvme" { name capacity read write reserved latency source }
     NodeFile "node" { name source }
     CollectiveFile "collective" { kind gpus latency bandwidth source }
-    LinkFile "link" { name between up down bandwidth latency source }
+    LinkFile "link" { name between up down bandwidth both latency source }
+    CopyFile "copy" { among bandwidth both source }
     RuntimeFile "runtime" { format_version name description host kernels efficiency memory fitted_from }
     HostFile "table of the host" { launch iteration waits_for_copies source }
     KernelsFile "table of kernels" {
@@ -474,7 +475,7 @@ tables! {
     LaunchesFile "table of launches" { forward backward }
     FactorsFile "table of factors" { products attention links optimizer source }
     HoldingsFile "table of memory" {
-        context communicators buckets gradient_copy_bytes allocator_share host_share source
+        context communicators workspaces buckets gathered gradient_copy_bytes allocator_share host_share source
     }
     FittedFile "fitted" { runtime class count predicted mean_error largest_error constants source }
 }

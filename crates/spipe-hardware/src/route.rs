@@ -24,6 +24,26 @@ pub(crate) struct End {
     pub peer_access: bool,
 }
 
+/// Limits beside those of single links.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Limits {
+    /// The limit on both directions of a link, by direction.
+    pub both: BTreeMap<LinkId, LinkId>,
+    /// The rates of copies, in file order.
+    pub copies: Vec<Copies>,
+}
+
+/// The rates of copies between any two of some memories.
+#[derive(Clone, Debug)]
+pub(crate) struct Copies {
+    /// The memories.
+    pub among: Vec<MemoryId>,
+    /// The largest rate of one copy.
+    pub bandwidth: BytesPerSecond,
+    /// The limit on both directions together, by the memories in ascending order.
+    pub both: BTreeMap<(MemoryId, MemoryId), LinkId>,
+}
+
 /// The routes between memories, and the facts derived from them.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Routes {
@@ -43,6 +63,7 @@ struct Router<'a> {
     links: &'a IdVec<LinkId, Link>,
     memories: &'a IdVec<MemoryId, Memory>,
     ends: &'a IdVec<MemoryId, End>,
+    limits: &'a Limits,
     found: BTreeMap<&'a str, BTreeMap<&'a str, Path>>,
     hosts: IdVec<MemoryId, Vec<MemoryId>>,
 }
@@ -51,17 +72,23 @@ pub(crate) fn routes<'a>(
     topology: &'a Topology,
     links: &'a IdVec<LinkId, Link>,
     memories: &'a IdVec<MemoryId, Memory>,
-    ends: &'a IdVec<MemoryId, End>,
+    (ends, limits): (&'a IdVec<MemoryId, End>, &'a Limits),
 ) -> Routes {
     let paths = topology.paths(links);
     let found = ends.iter().map(|end| (end.node.as_str(), paths.from(&end.node))).collect();
-    let mut router = Router { paths, links, memories, ends, found, hosts: IdVec::new() };
+    let mut router = Router { paths, links, memories, ends, limits, found, hosts: IdVec::new() };
     router.hosts = memories.ids().map(|memory| router.nearest_drams(memory)).collect();
     Routes {
         between: memories.ids().map(|from| memories.ids().map(|to| router.route(from, to)).collect()).collect(),
         channels: memories.enumerate().map(|(id, memory)| router.channels(id, memory)).collect(),
         roots: memories.ids().map(|memory| router.roots(memory)).collect(),
         hosts: router.hosts,
+    }
+}
+
+impl Copies {
+    fn holds(&self, from: MemoryId, to: MemoryId) -> bool {
+        from != to && self.among.contains(&from) && self.among.contains(&to)
     }
 }
 
@@ -100,10 +127,15 @@ impl Router<'_> {
         let (start, end) = (&self.ends[from], &self.ends[to]);
         let within = start.node == end.node;
         let narrowest = between.iter().map(|link| self.links[*link].bandwidth).min();
-        let links: Vec<LinkId> = start.leaving.iter().chain(&between).chain(&end.arriving).copied().collect();
+        let mut links: Vec<LinkId> = start.leaving.iter().chain(&between).chain(&end.arriving).copied().collect();
         let latency = links.iter().map(|link| self.links[*link].latency).sum::<Seconds>();
-        let rate_cap = if within { start.within } else { self.pageable_cap(from, to, narrowest) };
-        Some(Route { links, latency, rate_cap })
+        let cap = if within { start.within } else { self.pageable_cap(from, to, narrowest) };
+        links.extend(between.iter().filter_map(|link| self.limits.both.get(link)));
+        let Some(copies) = self.limits.copies.iter().find(|copies| copies.holds(from, to)) else {
+            return Some(Route { links, latency, rate_cap: cap });
+        };
+        links.extend(copies.both.get(&(from.min(to), from.max(to))));
+        Some(Route { links, latency, rate_cap: cap.into_iter().chain([copies.bandwidth]).min() })
     }
 
     /// Returns the links between two memories, without the memories' own.

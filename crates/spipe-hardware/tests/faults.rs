@@ -195,7 +195,7 @@ fn curves_ascend_and_fractions_are_fractions() {
     ");
     let odd = "peak = { bf16 = \"165 TFLOP/s\" }\nefficiency = { matmul-fraction = 70, elementwise-fraction = \"a\" }\ncores = 2";
     assert_snapshot!(spoiled(&[("peak = { bf16 = \"165 TFLOP/s\" }", odd)]), @r#"
-    error: gpu `gpu0` has a `matmul-fraction` of 70, which is not above 0 and at most 1
+    error: gpu `gpu0` has a `matmul-fraction` of 70, which is not above 0 and at most 1.2
       --> m.toml:15:34
     error: expected a number, found the text "a"
       --> m.toml:15:61

@@ -199,6 +199,7 @@ fn the_schema_names_every_table() {
         properties,
         [
             "collective",
+            "copy",
             "description",
             "fitted",
             "format-version",
@@ -227,4 +228,42 @@ fn one_memory_of_several_equal_ones_can_be_larger() {
     }
     assert_eq!(four.devices(), more.devices());
     assert_eq!(four.with_larger(&[gpu1], Bytes::ZERO).unwrap().routes().count(), four.routes().count());
+}
+
+/// A limit on both directions of a link, and measured rates of copies.
+#[test]
+fn both_directions_and_pairs_have_limits_of_their_own() {
+    let (_, text) = *shipped().iter().find(|(name, _)| *name == "rtx3090-x4-two-sockets").unwrap();
+    let stated = text.replacen(
+        "between = [\"gpu{0..1}\", \"root0\"]\n",
+        "between = [\"gpu{0..1}\", \"root0\"]\nboth = \"36 GB/s\"\n",
+        1,
+    );
+    let copies = "\n[[copy]]\namong = [\"gpu{0..1}\"]\nbandwidth = \"6.1 GB/s\"\nboth = \"9 GB/s\"\nsource = \"test\"\n\
+                  [[copy]]\namong = [\"gpu{0..3}\"]\nbandwidth = \"8.6 GB/s\"\nsource = \"test\"\n";
+    let limited = Hardware::from_toml("m", &format!("{stated}{copies}")).unwrap();
+    assert_eq!(route(&limited, "gpu0", "dram0").0, "pcie0.up root0-dram0.up dram0.channels pcie0.both");
+    assert_eq!(route(&limited, "dram0", "gpu0").0, "dram0.channels root0-dram0.down pcie0.down pcie0.both");
+    assert_eq!(route(&limited, "gpu2", "dram1").0, "pcie2.up root1-dram1.up dram1.channels");
+    let near = route(&limited, "gpu0", "gpu1");
+    assert!(near.0.ends_with("pcie0.both pcie1.both gpu0-gpu1.both"), "{}", near.0);
+    let cap = |from, to| {
+        let found = limited.route(limited.memory(from).unwrap(), limited.memory(to).unwrap()).unwrap();
+        found.rate_cap.map(|rate| rate.get())
+    };
+    assert_eq!((cap("gpu0", "gpu1"), cap("gpu1", "gpu2")), (Some(6.1e9), Some(8.6e9)));
+    assert_eq!((cap("gpu3", "gpu2"), cap("gpu3", "dram1")), (Some(8.6e9), None));
+    let pair = limited.restricted_to(&["gpu0".into(), "gpu1".into(), "cpu0".into()]).unwrap();
+    assert!(route(&pair, "gpu1", "gpu0").0.ends_with("gpu0-gpu1.both"));
+    let alone = limited.restricted_to(&["gpu0".into(), "cpu0".into()]).unwrap();
+    assert_eq!(alone.route(alone.memory("gpu0").unwrap(), alone.memory("dram0").unwrap()).unwrap().rate_cap, None);
+    for (among, why) in [
+        ("[\"gpu0\"]", "fewer than two"),
+        ("[\"gpu0\", \"gpu9\"]", "`gpu9` is no memory"),
+        ("[\"gpu0\", \"gpu0\"]", "named twice"),
+    ] {
+        let wrong = format!("{text}\n[[copy]]\namong = {among}\nbandwidth = \"6 GB/s\"\nsource = \"test\"\n");
+        let refused = Hardware::from_toml("m", &wrong).unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
 }

@@ -113,10 +113,21 @@ impl Block {
     /// The forward needs less: its inner tensors are saved or become saved. Recomputed activations
     /// ([`Layer::recomputed`](crate::Layer::recomputed)) come on top.
     pub fn workspace(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
+        self.largest_gradients((batch, precision, attention), self.mlp.inputs() + 1)
+    }
+
+    /// Returns the same for kernels whose gradients overwrite the inputs of the activation function:
+    /// the feed-forward network then holds the gradient of the function's output alone.
+    pub fn workspace_in_place(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
+        self.largest_gradients((batch, precision, attention), 1)
+    }
+
+    /// The peak of gradients, with `inner` gradients of the intermediate width.
+    fn largest_gradients(&self, (batch, precision, attention): (Batch, Precision, Attention), inner: u64) -> Bytes {
         let tokens = batch.tokens();
         let networks = self.networks_per_token();
         let gathered = if self.experts.is_some() { 2 * networks * self.hidden } else { 0 };
-        let mlp = product(&[tokens, networks * (self.mlp.inputs() + 1) * self.intermediate + gathered]);
+        let mlp = product(&[tokens, networks * inner * self.intermediate + gathered]);
         let scores = match attention {
             Attention::Fused => 0,
             Attention::Materialised => product(&[2, self.scores(batch)]),

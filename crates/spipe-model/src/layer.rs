@@ -202,6 +202,15 @@ impl Layer {
         }
     }
 
+    /// Returns [`workspace`](Self::workspace) for kernels whose gradients overwrite the inputs of the
+    /// activation function.
+    pub fn workspace_in_place(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
+        match &self.kind {
+            LayerKind::Block(block) => block.workspace_in_place(self.batch(batch), precision, attention),
+            _ => self.workspace(batch, precision, attention),
+        }
+    }
+
     /// Returns a text that is equal for layers of equal cost: the kind with its shapes, the
     /// microbatch and the tokens.
     pub fn signature(&self, batch: Batch) -> String {

@@ -11,7 +11,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_base::{Diagnostic, Faults};
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
 use spipe_planner::Pins;
 use spipe_reproduce::{
@@ -132,7 +132,10 @@ fn runs(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
             Some((known, text)) => Ok(Hardware::from_toml(&format!("{known}.toml"), text)?),
             None => input::hardware(name.unwrap_or_default()),
         },
-        runtime: &input::runtime,
+        runtime: &|name| match runs::RUNTIMES.iter().find(|(known, _)| *known == name) {
+            Some((known, text)) => Ok(Runtime::from_toml(&format!("{known}.toml"), text)?),
+            None => input::runtime(name),
+        },
     };
     let mut made = Vec::new();
     for group in runs::GROUPS {

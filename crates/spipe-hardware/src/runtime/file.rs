@@ -142,9 +142,16 @@ pub struct HoldingsFile {
     /// The communicators on each GPU of a machine with several.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub communicators: Option<Text<Bytes>>,
-    /// Communication buckets and workspaces on each GPU.
+    /// Workspaces of libraries on each GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workspaces: Option<Text<Bytes>>,
+    /// Communication buckets on each GPU of a machine with several. Gradients that leave a single
+    /// GPU pass through slots that plans count.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub buckets: Option<Text<Bytes>>,
+    /// Parameters that stay gathered on each GPU of a machine with several, beside those in use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gathered: Option<Text<Bytes>>,
     /// Bytes per parameter beside its optimizer state, in 16-bit training: 32-bit copies of
     /// gradients.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -230,15 +230,20 @@ impl Runtime {
 
     /// Returns the bytes of context, libraries and communicators on a GPU of a machine with `gpus`.
     pub fn context(&self, gpus: usize) -> Bytes {
-        let memory = self.file.memory.as_ref();
-        let bytes = |size: Option<Text<Bytes>>| size.map_or(Bytes::ZERO, |text| text.0);
-        let shared = if gpus > 1 { bytes(memory.and_then(|memory| memory.communicators)) } else { Bytes::ZERO };
-        bytes(memory.and_then(|memory| memory.context)) + shared
+        let alone = self.held(|memory| memory.context);
+        if gpus > 1 { alone + self.held(|memory| memory.communicators) } else { alone }
     }
 
-    /// Returns the bytes of communication buckets and workspaces on a GPU.
-    pub fn buckets(&self) -> Bytes {
-        self.file.memory.as_ref().and_then(|memory| memory.buckets).map_or(Bytes::ZERO, |text| text.0)
+    /// Returns the bytes of workspaces, communication buckets and parameters that stay gathered, on a
+    /// GPU of a machine with `gpus`.
+    pub fn buffers(&self, gpus: usize) -> Bytes {
+        let alone = self.held(|memory| memory.workspaces);
+        let shared = || self.held(|memory| memory.buckets) + self.held(|memory| memory.gathered);
+        if gpus > 1 { alone + shared() } else { alone }
+    }
+
+    fn held(&self, part: fn(&HoldingsFile) -> Option<Text<Bytes>>) -> Bytes {
+        self.file.memory.as_ref().and_then(part).map_or(Bytes::ZERO, |text| text.0)
     }
 
     /// Returns the share of a GPU's memory that fragmentation makes unusable.

@@ -37,6 +37,8 @@ words! {
         Fused = "fused",
         /// Casts, biases and masks are kernels of their own.
         Unfused = "unfused",
+        /// Fused, and gradients of an activation function overwrite its inputs, as Liger's do.
+        InPlace = "in-place",
     }
 }
 
@@ -47,6 +49,10 @@ words! {
         Fused = "fused",
         /// Casts, normaliser and gradient are kernels of their own.
         Unfused = "unfused",
+        /// Unfused, and the gradient in 32 bits overwrites the probabilities, as Megatron's does.
+        InPlace = "in-place",
+        /// Fused, with logits in 16 bits whose gradient overwrites them, as FlashAttention's does.
+        FusedInPlace = "fused-in-place",
         /// Logits of one chunk of tokens at a time.
         Chunked = "chunked",
     }

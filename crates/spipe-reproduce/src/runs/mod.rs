@@ -35,6 +35,7 @@ pub const GROUPS: &[Group] = groups! {
     "megatron-tensor-data" "Megatron-DeepSpeed, tensor × data parallelism (A100)";
     "bert-large" "BERT-large, data parallel (nine GPUs)";
     "mpt-fsdp" "MPT, FSDP (A100, H100)";
+    "llama-offload" "Llama 3.1 8B, ZeRO-3 with the optimizer on the CPU (H200, B200)";
 };
 
 macro_rules! files {
@@ -55,6 +56,9 @@ pub const MACHINES: &[(&str, &str)] = files! { "machines":
     "a100-40g-x8" "a100-80g-pcie-x2" "a100-80g-sxm-x8" "b200-sxm-x8" "h100-96g-sxm-x8"
     "h100-pcie-x8" "h100-sxm-x8" "h200-sxm-x8" "rtx3090-x4" "rtx4090-x2" "rtxa6000-x8" "v100-16g-x8"
 };
+
+/// The runtimes of these runs that are not shipped: name and text.
+pub const RUNTIMES: &[(&str, &str)] = files! { "runtimes": "deepspeed-liger" "pytorch-llm-foundry" };
 
 /// A group with its predictions.
 pub struct Made {
