@@ -84,9 +84,8 @@ impl LayerMemory {
         };
         let workspace = match runtime.loss() {
             _ if !training => workspace,
-            LossKernel::Fused => workspace,
+            LossKernel::Fused | LossKernel::InPlace => workspace,
             LossKernel::Unfused => workspace + Bytes::new(logits.get() / 2 * 3),
-            LossKernel::InPlace => workspace + Bytes::new(logits.get() / 2),
             LossKernel::FusedInPlace => workspace.saturating_sub(logits),
             LossKernel::Chunked => workspace.saturating_sub(logits) + Bytes::new(logits.get() / CHUNKS),
         };
@@ -117,8 +116,9 @@ const CHUNKS: u64 = 8;
 
 /// Returns the bytes of the logits of one microbatch in 32 bits; zero without a head. Kernels that are
 /// not fused hold them in 16 bits, the 32-bit gradient, and its 16-bit cast beside them (half as much
-/// again as the logits, three times); those that work in place hold the 16-bit logits alone beside the
-/// 32-bit ones and the probabilities (Megatron-LM, `vocab_parallel_cross_entropy`).
+/// again as the logits, three times). In the backward of those that work in place, the 32-bit gradient
+/// has the place of the probabilities, beside the logits and their gradient in 16 bits: as much as
+/// a fused loss (Megatron-LM, `vocab_parallel_cross_entropy`).
 fn logits(layer: &Layer, workload: &Workload) -> Bytes {
     let LayerKind::Head(head) = &layer.kind else { return Bytes::ZERO };
     let rows = if head.every_token { workload.batch().tokens() } else { workload.microbatch };

@@ -99,8 +99,9 @@ fn memory_has_the_copies_and_scores_of_the_runtime() {
     let loss = |kind: &str| bytes(&own(&format!("[kernels]\nloss = \"{kind}\"\nsource = \"test\"\n")), HEAD);
     let held = |kind: &str| loss(kind).saved + loss(kind).workspace;
     assert!(held("chunked") < held("fused") && held("fused") < held("unfused"));
-    assert!(held("fused-in-place") < held("fused") && held("fused") < held("in-place"));
-    assert!(held("in-place") < held("unfused"));
+    assert!(held("fused-in-place") < held("fused"));
+    // The gradient takes the place of the probabilities, beside logits and their gradient in 16 bits.
+    assert_eq!(held("in-place"), held("fused"));
     assert_eq!(loss("fused"), bytes(&plain, HEAD));
     let norms = |kind: &str| bytes(&own(&format!("[kernels]\nnorms = \"{kind}\"\nsource = \"test\"\n")), BLOCK);
     assert_eq!(norms("fused"), bytes(&plain, BLOCK));
