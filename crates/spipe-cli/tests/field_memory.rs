@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use serde_json::Value;
+use spipe_base::Bytes;
 use std::{fs, path::Path, process::Command};
 
 const GB: f64 = 1e9;
@@ -114,10 +115,7 @@ fn offloaded_runs_hold_what_was_seen() {
         let plan = planned(folder.path(), (&llama(model), machine), options).unwrap();
         let runtime: toml::Table = plan["runtime"]["toml"].as_str().unwrap().parse().unwrap();
         let number = |key: &str| runtime["memory"][key].as_float().unwrap();
-        let held = |key: &str| {
-            let words: Vec<&str> = runtime["memory"][key].as_str().unwrap().split(' ').collect();
-            words[0].parse::<f64>().unwrap() * if words[1] == "GiB" { 1.024_f64.powi(3) } else { 1.0 }
-        };
+        let held = |key: &str| runtime["memory"][key].as_str().unwrap().parse::<Bytes>().unwrap().as_f64() / GB;
         let beside: f64 = ["context", "communicators", "buckets", "gathered"].into_iter().map(held).sum();
         let peak = |memory: &str| plan["peak-bytes"][memory].as_f64().unwrap() / GB;
         [peak("dram0") / (1.0 - number("host-share")), peak("gpu0") / (1.0 - number("allocator-share")) + beside]
