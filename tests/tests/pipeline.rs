@@ -23,6 +23,7 @@ fn workload(microbatches: u64, mode: Mode) -> Workload {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     }
 }
 

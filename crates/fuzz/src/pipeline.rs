@@ -83,6 +83,7 @@ fn workload(draws: &mut Draws<'_>) -> Workload {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: if draws.coin() { 1.0.try_into().ok() } else { None },
+        formats: spipe_cost::Formats::default(),
     }
 }
 

@@ -4,12 +4,17 @@ use crate::roofline::Roofline;
 use spipe_base::Seconds;
 use spipe_model::{Layer, LayerKind, LayerWork, Op};
 
-/// Returns the host's times of forward, backward-input and backward-weight; zero where the runtime
-/// states no launches. They are at least the launch floor of the device times the operations'
+/// Returns the host's times of forward, backward-input and backward-weight of a layer whose own work is
+/// `work` and whose adapters and conversions add `more`; zero where the runtime states no launches. They
+/// are at least the launch floor of the device times the operations'
 /// kernels, so that neither count is taken twice.
-pub(crate) fn launches(layer: &Layer, work: &LayerWork, roofline: &Roofline<'_>) -> [Seconds; 3] {
+pub(crate) fn launches(
+    layer: &Layer,
+    (work, more): (&LayerWork, &LayerWork),
+    roofline: &Roofline<'_>,
+) -> [[Seconds; 3]; 2] {
     if !roofline.launches() {
-        return [Seconds::ZERO; 3];
+        return [[Seconds::ZERO; 3]; 2];
     }
     let kernels = |ops: &[Op]| ops.iter().map(|op| f64::from(op.kernels(roofline.attention))).sum::<f64>();
     let parts = [&work.forward, &work.backward_input, &work.backward_weight].map(|ops| kernels(ops));
@@ -32,5 +37,7 @@ pub(crate) fn launches(layer: &Layer, work: &LayerWork, roofline: &Roofline<'_>)
     };
     let host =
         |(count, kernels): (f64, f64)| (roofline.runtime.launch() * count).max(roofline.device.launch_floor * kernels);
-    [host((counts[0], parts[0])), host((counts[1], parts[1])), host((counts[2], parts[2]))]
+    let own = [host((counts[0], parts[0])), host((counts[1], parts[1])), host((counts[2], parts[2]))];
+    let more = [&more.forward, &more.backward_input, &more.backward_weight].map(|ops| kernels(ops));
+    [own, more.map(|kernels| host((kernels * per_operation, kernels)))]
 }

@@ -18,19 +18,30 @@
 //! [`Source`] names the one used. Under a runtime that states kernel launches, a roofline's time is at
 //! least the host's ([`Hardware::runtime`](spipe_hardware::Hardware::runtime)).
 //!
+//! Bytes and the work of steps follow from the [`groups()`] of a layer's parameters, each with its storage,
+//! its gradients and its optimizer's state: full training, frozen layers, adapters and quantised bases
+//! are rows of one table.
+//!
 //! [`Parallelism`] is the baseline without a pipeline: tensor and data parallelism over the
 //! machine's GPUs.
 
 mod error;
+mod formats;
+mod groups;
 mod launches;
 mod memory;
+mod optimizer;
 mod parallel;
 mod roofline;
+mod steps;
 mod table;
 mod workload;
 
 pub use error::CostError;
+pub use formats::{Base, BaseFormat, Formats, GradientFormat, Master, StateFormat, check_training};
+pub use groups::{Group, Training, groups};
 pub use memory::LayerMemory;
+pub use optimizer::{ADAMW_STEP_BYTES, Optimizer};
 pub use parallel::{ParallelCost, ParallelError, Parallelism, all_reduce};
 pub use table::{CostTable, LayerTime, Source};
-pub use workload::{ClipNorm, MOST_TOKENS, Mode, Optimizer, Workload, check_batch, compute_type};
+pub use workload::{ClipNorm, MOST_TOKENS, Mode, Workload, check_batch, compute_type};

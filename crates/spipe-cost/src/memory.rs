@@ -1,6 +1,6 @@
 //! The memory of a layer on a device.
 
-use crate::{Mode, Workload};
+use crate::{Group, Mode, Workload, groups};
 use spipe_base::{Bytes, LayerId};
 use spipe_hardware::{LossKernel, NormKernel, Runtime};
 use spipe_model::{Batch, Layer, LayerKind, Model, Precision, Recompute};
@@ -11,7 +11,9 @@ use spipe_model::{Batch, Layer, LayerKind, Model, Precision, Recompute};
 pub struct LayerMemory {
     /// Its parameters.
     pub parameters: Bytes,
-    /// Their gradients; zero for a frozen layer.
+    /// The part of them that an optimizer step changes; zero for a frozen layer.
+    pub updated: Bytes,
+    /// Their gradients; zero for a frozen layer, and where the optimizer runs in the backward.
     pub gradients: Bytes,
     /// The optimizer's state, including master copies; zero for a frozen layer.
     pub optimizer: Bytes,
@@ -23,7 +25,7 @@ pub struct LayerMemory {
     pub cache: Bytes,
     /// Activations of one microbatch saved from forward to backward without recompute, including
     /// the layer's input; zero without a backward. A frozen layer with a backward counts like one
-    /// that trains.
+    /// that trains, except that matrices without adapters save no input in a model with adapters.
     pub saved: Bytes,
     /// The same with selective recompute.
     pub saved_selective: Bytes,
@@ -47,19 +49,24 @@ impl LayerMemory {
         let outputs = model.crossing(id).map(|id| output(&model.layers()[id], workload, precision));
         let layer = &model.layers()[id];
         let tied = Bytes::new(layer.tied_parameters * precision.bytes());
-        let trains = layer.tied_to.is_some_and(|owner| workload.mode == Mode::Train && model.layers()[owner].trains);
+        let trains = |owner: LayerId| {
+            let owner = &model.layers()[owner];
+            owner.trains || owner.adaptation.as_ref().is_some_and(|adaptation| adaptation.copy.is_some())
+        };
+        let trains = layer.tied_to.is_some_and(|owner| workload.mode == Mode::Train && trains(owner));
+        let alone = Self::alone(layer, (workload, runtime), precision);
         Self {
             boundary: outputs.sum(),
+            workspace: alone.workspace.max(step_temporaries(model, layer, workload)),
             tied_parameters: tied,
             tied_gradients: if trains { tied } else { Bytes::ZERO },
-            ..Self::alone(layer, (workload, runtime), precision)
+            ..alone
         }
     }
 
     /// Computes the memory of `layer` if only its own output crosses the cut after it.
     pub(crate) fn alone(layer: &Layer, (workload, runtime): (&Workload, &Runtime), precision: Precision) -> Self {
         let batch = workload.batch();
-        let width = precision.bytes();
         let training = workload.mode == Mode::Train;
         let when = |wanted: bool, bytes: Bytes| if training && wanted { bytes } else { Bytes::ZERO };
         // Of the logits in 32 bits, a chunked loss saves nothing, and one that works in 16 bits half.
@@ -74,8 +81,16 @@ impl LayerMemory {
             let unheld = if training && recompute != Recompute::Full { dropped } else { Bytes::ZERO };
             when(layer.needs_backward, all.saturating_sub(unheld))
         };
-        let copies = if width < 4 { runtime.gradient_copy_bytes() } else { 0 };
-        let state = workload.optimizer.state_bytes(width) + copies;
+        let copies = if precision.bytes() < 4 { runtime.gradient_copy_bytes() } else { 0 };
+        let groups = groups(layer, workload, precision);
+        let sum = |part: &dyn Fn(&Group) -> Bytes| groups.iter().map(part).sum::<Bytes>();
+        let gradients = sum(&|group| group.training.map_or(Bytes::ZERO, |training| training.gradients));
+        let state = |group: &Group| {
+            let held = |training: crate::Training| {
+                training.state + training.casts + Bytes::new(group.parameters.saturating_mul(copies))
+            };
+            group.training.map_or(Bytes::ZERO, held)
+        };
         let workspace = match runtime.norms() {
             NormKernel::InPlace => layer.workspace_in_place(seen(layer, workload), precision, workload.attention),
             NormKernel::Fused | NormKernel::Unfused => {
@@ -85,15 +100,24 @@ impl LayerMemory {
         let workspace = match runtime.loss() {
             _ if !training => workspace,
             LossKernel::Fused | LossKernel::InPlace => workspace,
+            // Adapters are trained on models that are loaded in 16 bits. Under autocast the logits, their
+            // shifted copy, its cast and the softmax take 12 bytes; an engine without it takes 8.
+            LossKernel::Unfused if layer.adaptation.is_some() => {
+                workspace + if copies > 0 { Bytes::ZERO } else { logits }
+            }
             LossKernel::Unfused => workspace + Bytes::new(logits.get() / 2 * 3),
             LossKernel::FusedInPlace => workspace.saturating_sub(logits),
             LossKernel::Chunked => workspace.saturating_sub(logits) + Bytes::new(logits.get() / CHUNKS),
         };
+        // An optimizer in the backward holds the gradients of the layer in computation.
+        let in_backward = training && workload.formats.optimizer_in_backward;
+        let workspace = workspace + if in_backward { gradients } else { Bytes::ZERO };
         let cache = if training { Bytes::ZERO } else { layer.cache(batch, precision) * workload.microbatches };
         Self {
-            parameters: Bytes::new(layer.parameters * width),
-            gradients: when(layer.trains, Bytes::new(layer.parameters * width)),
-            optimizer: when(layer.trains, Bytes::new(layer.parameters * state)),
+            parameters: sum(&|group| group.bytes),
+            updated: sum(&|group| group.training.map_or(Bytes::ZERO, |_| group.bytes)),
+            gradients: if in_backward { Bytes::ZERO } else { gradients },
+            optimizer: sum(&state),
             tied_parameters: Bytes::ZERO,
             tied_gradients: Bytes::ZERO,
             cache,
@@ -109,6 +133,18 @@ impl LayerMemory {
     pub fn state(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer + self.cache
     }
+}
+
+/// Returns the temporaries of a step on the copies of embedding and head, which the first of them counts:
+/// 4 bytes per parameter, since the step computes on lists of tensors and copies are not narrow for it
+/// (inferred from Qwen's LoRA runs with trained embeddings).
+fn step_temporaries(model: &Model, layer: &Layer, workload: &Workload) -> Bytes {
+    let copied = |layer: &Layer| layer.adaptation.as_ref().map_or(0, |adaptation| adaptation.copied_parameters());
+    let first = model.layers().iter().find(|other| copied(other) > 0);
+    if workload.mode != Mode::Train || first.is_none_or(|first| first.name != layer.name) {
+        return Bytes::ZERO;
+    }
+    Bytes::new(4 * model.layers().iter().map(copied).sum::<u64>())
 }
 
 /// The chunks of tokens of a chunked loss: torchtune's and Liger's default is 8.

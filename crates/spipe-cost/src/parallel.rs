@@ -170,10 +170,11 @@ impl Parallelism {
         let shards = self.shards(model)?;
         let rounds = workload.microbatches as f64;
         let (mut compute, mut optimizer) = (Seconds::ZERO, Seconds::ZERO);
-        let trained: u64 = shards.iter().filter(|layer| layer.trains).map(|layer| layer.parameters).sum();
+        let trained: u64 = shards.iter().map(Layer::trained_parameters).sum();
         for gpu in &gpus {
             compute = compute.max(self.compute(&shards, hardware, *gpu, &workload)? * rounds);
-            let rate: ParamsPerSecond = table::optimizer_rate(&hardware.devices()[*gpu], &workload, hardware.runtime());
+            let rate: ParamsPerSecond =
+                table::optimizer_rate(&hardware.devices()[*gpu], (shards.iter(), &workload), hardware.runtime());
             if workload.mode == Mode::Train {
                 optimizer = optimizer.max(Seconds::s(trained as f64 / rate.get()));
             }

@@ -4,6 +4,7 @@ use crate::{
     CostError, LayerMemory, Mode, Workload, compute_type,
     launches::launches,
     roofline::{Roofline, UNFUSED},
+    steps::StepWork,
 };
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
 use spipe_hardware::{
@@ -60,13 +61,14 @@ pub struct CostTable {
     workload: Workload,
     kind_of: IdVec<LayerId, usize>,
     parameters: IdVec<LayerId, u64>,
-    trains: IdVec<LayerId, bool>,
+    trained: IdVec<LayerId, u64>,
     needs_backward: IdVec<LayerId, bool>,
     without_backward: usize,
     /// Indexed by kind of layer, then by device.
     times: Vec<Vec<Option<LayerTime>>>,
     memories: Vec<Vec<LayerMemory>>,
     optimizer_rates: IdVec<DeviceId, ParamsPerSecond>,
+    steps: IdVec<DeviceId, StepWork>,
     /// The host's time to launch the kernels of a step; zero on sockets and emulated devices.
     optimizer_launches: IdVec<DeviceId, Seconds>,
     storage: IdVec<DeviceId, Precision>,
@@ -82,7 +84,7 @@ impl CostTable {
             workload: *workload,
             kind_of: IdVec::new(),
             parameters: model.layers().iter().map(|layer| layer.parameters).collect(),
-            trains: model.layers().iter().map(|layer| layer.trains).collect(),
+            trained: model.layers().iter().map(Layer::trained_parameters).collect(),
             needs_backward: model.layers().iter().map(|layer| layer.needs_backward).collect(),
             without_backward: model.layers().iter().take_while(|layer| !layer.needs_backward).count(),
             times: Vec::new(),
@@ -90,7 +92,12 @@ impl CostTable {
             optimizer_rates: hardware
                 .devices()
                 .iter()
-                .map(|device| optimizer_rate(device, workload, hardware.runtime()))
+                .map(|device| optimizer_rate(device, (model.layers().iter(), workload), hardware.runtime()))
+                .collect(),
+            steps: hardware
+                .devices()
+                .iter()
+                .map(|device| StepWork::of(model.layers().iter(), workload, storage(device, workload.precision)))
                 .collect(),
             optimizer_launches: hardware
                 .devices()
@@ -182,9 +189,10 @@ impl CostTable {
         self.parameters[layer]
     }
 
-    /// Returns the number of trained parameters of `layer`: all of them or none.
+    /// Returns the number of trained parameters of `layer`: its own unless it is frozen, and those of its
+    /// adapters.
     pub fn trained_parameters(&self, layer: LayerId) -> u64 {
-        if self.trains[layer] { self.parameters[layer] } else { 0 }
+        self.trained[layer]
     }
 
     /// Whether a backward runs through `layer`: in training, if it or a layer that it reads,
@@ -225,7 +233,7 @@ impl CostTable {
     /// Returns the bytes that an optimizer step on `parameters` moves through the memory of
     /// `device`.
     pub fn optimizer_traffic(&self, parameters: u64, device: DeviceId) -> Bytes {
-        Bytes::new(parameters * self.workload.optimizer.step_bytes(self.storage[device].bytes()))
+        self.steps[device].traffic(parameters)
     }
 }
 
@@ -239,14 +247,29 @@ pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
 }
 
 /// Returns the optimizer rate in parameters per second: a socket's own figure, or a GPU's memory
-/// bandwidth divided by the bytes that a step moves per parameter.
-pub(crate) fn optimizer_rate(device: &Device, workload: &Workload, runtime: &Runtime) -> ParamsPerSecond {
+/// bandwidth divided by the bytes that a step moves per parameter. Arithmetic that does not hide behind
+/// them takes its own time.
+pub(crate) fn optimizer_rate<'a>(
+    device: &Device,
+    (layers, workload): (impl Iterator<Item = &'a Layer>, &Workload),
+    runtime: &Runtime,
+) -> ParamsPerSecond {
+    let step = StepWork::of(layers, workload, storage(device, workload.precision));
     let rate = match &device.kind {
-        DeviceKind::Socket { optimizer_rate, .. } => *optimizer_rate,
-        DeviceKind::Gpu => {
-            let moved = workload.optimizer.step_bytes(storage(device, workload.precision).bytes());
-            ParamsPerSecond::params(device.memory_bandwidth.get() / moved as f64)
+        DeviceKind::Socket { optimizer_rate, .. } => match workload.optimizer.socket_factor(step.bytes_per_parameter())
+        {
+            1.0 => *optimizer_rate,
+            factor => ParamsPerSecond::params(optimizer_rate.get() * factor),
+        },
+        DeviceKind::Gpu => ParamsPerSecond::params(device.memory_bandwidth.get() / step.bytes_per_parameter()),
+    };
+    let peak = device.peak.get(&compute_type(device, workload.precision)).map(|peak| peak.get());
+    let rate = match peak.filter(|_| step.flops_per_parameter() > 0.0) {
+        Some(peak) => {
+            let arithmetic = step.flops_per_parameter() / (peak * device.efficiency.largest_share());
+            ParamsPerSecond::params(1.0 / (1.0 / rate.get() + arithmetic))
         }
+        None => rate,
     };
     ParamsPerSecond::new(rate.get() * runtime.constant(Constant::Optimizer)).unwrap_or(rate)
 }
@@ -293,35 +316,76 @@ pub(crate) fn layer_time(
         passes: passes(layer, device, runtime),
     };
     let work = work(layer, workload);
+    let more = added_work(layer, workload, roofline.element);
     let (times, source) = times(layer, workload, &work, &roofline)?;
     // Measured times include their launches.
-    let host = if source == Source::Roofline { launches(layer, &work, &roofline) } else { [Seconds::ZERO; 3] };
-    let shorter = |pass: usize| if times[pass] < host[pass] { times[pass] } else { host[pass] };
-    let queueing = [shorter(0), shorter(1), shorter(2)];
-    let times = [times[0].max(host[0]), times[1].max(host[1]), times[2].max(host[2])];
+    let host = match source {
+        Source::Roofline => launches(layer, (&work, &more), &roofline),
+        _ => [[Seconds::ZERO; 3]; 2],
+    };
+    let added =
+        [roofline.total(&more.forward)?, roofline.total(&more.backward_input)?, roofline.total(&more.backward_weight)?];
     let replay = measured(layer, workload, &roofline).map_or(Seconds::ZERO, |time| time.replay);
     let training = workload.mode == Mode::Train;
-    let [forward, backward_input, backward_weight] = times;
-    let (passes, trains) = (training && layer.passes_gradient, training && layer.trains);
-    let when = |wanted: bool, time: Seconds| if wanted { time } else { Seconds::ZERO };
+    // A block in which something is trained has gradients inside it even if its input needs none.
+    let passes = training && (layer.passes_gradient || (layer.learns() && layer.as_block().is_some()));
+    let copied = layer.adaptation.as_ref().is_some_and(|adaptation| adaptation.copy.is_some());
+    let trains = training && (layer.trains || copied);
+    let runs = [[true, passes, trains], [true, passes, training]];
+    let mut total = [[Seconds::ZERO; 3]; 2];
+    for (pass, (time, added)) in times.into_iter().zip(added).enumerate() {
+        for (part, (time, host)) in [(time, host[0][pass]), (added, host[1][pass])].into_iter().enumerate() {
+            if runs[part][pass] {
+                total[0][pass] = total[0][pass] + time;
+                total[1][pass] = total[1][pass] + host;
+            }
+        }
+    }
+    let [device_time, host] = total;
+    let shorter = |pass: usize| if device_time[pass] < host[pass] { device_time[pass] } else { host[pass] };
+    let longer = |pass: usize| device_time[pass].max(host[pass]);
     let moved = |wanted: bool, ops: &[Op]| if wanted { roofline.traffic(ops) } else { Bytes::ZERO };
     Some(LayerTime {
-        forward,
-        backward_input: when(passes, backward_input),
-        backward_weight: when(trains, backward_weight),
-        replay: when(passes || trains, replay),
-        forward_traffic: roofline.traffic(&work.forward),
-        backward_traffic: moved(passes, &work.backward_input) + moved(trains, &work.backward_weight),
+        forward: longer(0),
+        backward_input: longer(1),
+        backward_weight: longer(2),
+        replay: if passes || trains { replay } else { Seconds::ZERO },
+        forward_traffic: roofline.traffic(&work.forward) + roofline.traffic(&more.forward),
+        backward_traffic: moved(passes, &work.backward_input)
+            + moved(passes, &more.backward_input)
+            + moved(trains, &work.backward_weight)
+            + moved(training, &more.backward_weight),
         selective_share: selective_share(layer, workload, &roofline),
-        queueing: [queueing[0], when(passes, queueing[1]), when(trains, queueing[2])],
+        queueing: [shorter(0), shorter(1), shorter(2)],
         source,
     })
+}
+
+/// Returns the work of adapters and of conversions from the format of a quantised base, which each of
+/// forward and backward-input repeats. The elements of a conversion are as wide as `element` bytes.
+fn added_work(layer: &Layer, workload: &Workload, element: u64) -> LayerWork {
+    let batch = match workload.mode {
+        Mode::Train | Mode::Infer => workload.batch(),
+        Mode::Generate => layer.generated(workload.batch()),
+    };
+    let mut more = if workload.mode == Mode::Train { layer.adapter_work(batch) } else { LayerWork::default() };
+    let frozen = !(workload.mode == Mode::Train && layer.trains);
+    if let Some(base) = workload.formats.base.filter(|base| frozen && base.is_quantised()) {
+        for tensor in layer.quantised() {
+            let elements = base.converting(&tensor, element).get() / element;
+            let kernels = if base.double { 2 } else { 1 };
+            let conversion = Op::Elementwise { elements, kernels };
+            more.forward.push(conversion);
+            more.backward_input.push(conversion);
+        }
+    }
+    more
 }
 
 /// Returns the work of a layer in the workload's mode.
 fn work(layer: &Layer, workload: &Workload) -> LayerWork {
     match workload.mode {
-        Mode::Train | Mode::Infer => layer.work(workload.batch()),
+        Mode::Train | Mode::Infer => layer.work_without_adapters(workload.batch()),
         Mode::Generate => LayerWork { forward: layer.generate_work(workload.batch()), ..LayerWork::default() },
     }
 }
@@ -331,7 +395,7 @@ fn work(layer: &Layer, workload: &Workload) -> LayerWork {
 fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> f64 {
     let (batch, attention) = (workload.batch(), workload.attention);
     let again = roofline.total(&layer.recompute_work(batch, Recompute::Selective, attention));
-    let whole = roofline.total(&layer.work(batch).forward);
+    let whole = roofline.total(&layer.work_without_adapters(batch).forward);
     match (again, whole) {
         (Some(again), Some(whole)) if whole > Seconds::ZERO => (again / whole).min(1.0),
         _ => 0.0,
@@ -342,7 +406,7 @@ fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) 
 /// for generating with a cache.
 fn measured(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Option<MeasuredLayer> {
     let signature = match workload.mode {
-        Mode::Train | Mode::Infer => layer.signature(workload.batch()),
+        Mode::Train | Mode::Infer => layer.own_signature(workload.batch()),
         Mode::Generate => layer.generate_signature(workload.batch()),
     };
     roofline.device.layer_time(&signature, roofline.data_type)

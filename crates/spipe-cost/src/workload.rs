@@ -1,6 +1,6 @@
 //! The workload of a model: training or inference, and the batch sizes.
 
-use crate::CostError;
+use crate::{CostError, Formats, Optimizer};
 use serde::{Deserialize, Serialize};
 use spipe_hardware::{DataType, Device, DeviceKind, VectorExtension};
 use spipe_model::{Attention, Batch, Precision};
@@ -20,35 +20,6 @@ pub enum Mode {
     /// The forward of the next token of each sequence. With it the sequence has the sequence
     /// length; the keys and values of its other tokens are in a cache.
     Generate,
-}
-
-/// The optimizer that updates parameters.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Optimizer {
-    /// Adam with decoupled weight decay (Loshchilov, Hutter 2019): two moments per parameter.
-    #[default]
-    Adamw,
-}
-
-impl Optimizer {
-    /// Returns the bytes of state per parameter, including an f32 master copy if the parameters
-    /// themselves are narrower.
-    pub const fn state_bytes(self, parameter_bytes: u64) -> u64 {
-        match self {
-            Self::Adamw => 8 + if parameter_bytes < 4 { 4 } else { 0 },
-        }
-    }
-}
-
-impl Optimizer {
-    /// Returns the bytes that an optimizer step moves through memory per parameter: the gradient
-    /// in, the parameter out, its state in and out, and the parameter in if it is its own master
-    /// copy. For AdamW it is 28 in every precision.
-    pub const fn step_bytes(self, parameter_bytes: u64) -> u64 {
-        let parameter_in = if parameter_bytes < 4 { 0 } else { parameter_bytes };
-        2 * parameter_bytes + parameter_in + 2 * self.state_bytes(parameter_bytes)
-    }
 }
 
 /// The largest norm of all gradients of a step (Pascanu et al. 2013), positive and finite.
@@ -117,7 +88,11 @@ macro_rules! words {
 }
 
 words!(Mode: "train" => Self::Train, "infer" => Self::Infer, "generate" => Self::Generate);
-words!(Optimizer: "adamw" => Self::Adamw);
+words!(
+    Optimizer: "adamw" => Self::Adamw, "adamw-8bit" => Self::Adamw8bit, "paged-adamw" => Self::PagedAdamw,
+    "paged-adamw-8bit" => Self::PagedAdamw8bit, "adafactor" => Self::Adafactor, "lion" => Self::Lion,
+    "sgd" => Self::Sgd, "muon" => Self::Muon
+);
 
 /// The work of one iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -140,6 +115,9 @@ pub struct Workload {
     /// The norm to which all gradients are clipped, if they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<ClipNorm>,
+    /// The formats that differ from those of plain mixed precision.
+    #[serde(default, skip_serializing_if = "Formats::is_plain")]
+    pub formats: Formats,
 }
 
 /// The largest number of tokens of a microbatch: far more than is trained, and small enough that
@@ -225,12 +203,6 @@ pub fn compute_type(device: &Device, precision: Precision) -> DataType {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn adamw_holds_twelve_or_eight_and_moves_twenty_eight() {
-        assert_eq!((Optimizer::Adamw.state_bytes(2), Optimizer::Adamw.state_bytes(4)), (12, 8));
-        assert_eq!((Optimizer::Adamw.step_bytes(2), Optimizer::Adamw.step_bytes(4)), (28, 28));
-    }
 
     #[test]
     fn norms_are_clipped_to_positive_numbers() {

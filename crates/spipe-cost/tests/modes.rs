@@ -25,6 +25,7 @@ fn workload(mode: Mode, seq_len: u64, microbatch: u64) -> Workload {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     }
 }
 

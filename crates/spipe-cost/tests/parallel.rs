@@ -46,6 +46,7 @@ fn workload() -> Workload {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     }
 }
 

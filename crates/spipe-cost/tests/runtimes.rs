@@ -33,6 +33,7 @@ const WORKLOAD: Workload = Workload {
     optimizer: Optimizer::Adamw,
     attention: Attention::Fused,
     clip_norm: None,
+    formats: spipe_cost::Formats::PLAIN,
 };
 
 const GPU: DeviceId = DeviceId::new(0);

@@ -25,6 +25,7 @@ fn workload(precision: Precision) -> Workload {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     }
 }
 

@@ -128,6 +128,7 @@ impl Training {
             optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
             clip_norm: None,
+            formats: spipe_cost::Formats::default(),
         };
         let layers = format!("0..{}", model.layers().len() - 1).parse()?;
         let hardware = Hardware::from_file("one socket", machine()?)?;

@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     };
     let last = model.layers().len() - 1;
     let layers = format!("0..{last}").parse()?;

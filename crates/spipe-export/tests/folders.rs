@@ -42,6 +42,7 @@ fn workload() -> Workload {
         optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     }
 }
 

@@ -30,6 +30,7 @@ fn work(tensor: u64, data: u64, microbatch: u64, microbatches: u64) -> Work {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     };
     let spread = Parallelism { tensor, data, recompute: Recompute::Full };
     Work::TensorData(Box::new(TensorData { model, hardware: machine(), workload, spread }))

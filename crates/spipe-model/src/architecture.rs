@@ -166,6 +166,7 @@ impl Layers {
             tied_parameters: 0,
             tokens: self.tokens,
             trains: true,
+            adaptation: None,
             needs_backward: true,
             passes_gradient: true,
         };

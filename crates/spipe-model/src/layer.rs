@@ -1,8 +1,8 @@
 //! One layer of a model and its costs.
 
 use crate::{
-    Attention, Batch, Block, Contrast, Embedding, EncoderHead, Head, LayerWork, Op, PatchEmbedding, Precision,
-    ProfiledLayer, ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes, op::product,
+    Adaptation, Attention, Batch, Block, Contrast, Embedding, EncoderHead, Head, LayerWork, Op, PatchEmbedding,
+    Precision, ProfiledLayer, ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes, op::product,
 };
 use spipe_base::{Bytes, LayerId};
 
@@ -28,8 +28,10 @@ pub struct Layer {
     /// Whether its parameters are trained. A frozen layer has neither gradients nor optimizer
     /// state.
     pub trains: bool,
-    /// Whether a backward runs through it: it trains, or it reads, directly or indirectly, a layer
-    /// that trains.
+    /// Its adapters, in a model that has some: its own parameters are frozen then.
+    pub adaptation: Option<Adaptation>,
+    /// Whether a backward runs through it: something in it is trained, or it reads, directly or
+    /// indirectly, a layer in which something is.
     pub needs_backward: bool,
     /// Whether its backward yields the gradient of its input: a layer that it reads needs a
     /// backward.
@@ -61,7 +63,7 @@ pub enum LayerKind {
 
 impl Layer {
     /// Returns the batch with the number of tokens that this layer processes.
-    fn batch(&self, batch: Batch) -> Batch {
+    pub(crate) fn batch(&self, batch: Batch) -> Batch {
         Batch { seq_len: self.tokens.unwrap_or(batch.seq_len), ..batch }
     }
 
@@ -69,6 +71,19 @@ impl Layer {
     /// layer, whose times are known instead.
     pub fn work(&self, batch: Batch) -> LayerWork {
         let batch = self.batch(batch);
+        let work = self.own_work(batch);
+        match &self.adaptation {
+            Some(adaptation) => adaptation.adapt(work, self, batch),
+            None => work,
+        }
+    }
+
+    /// Returns the work of the layer without adapters, all of it trained.
+    pub fn work_without_adapters(&self, batch: Batch) -> LayerWork {
+        self.own_work(self.batch(batch))
+    }
+
+    fn own_work(&self, batch: Batch) -> LayerWork {
         match &self.kind {
             LayerKind::Embedding(embedding) => embedding.work(batch),
             LayerKind::PatchEmbedding(embedding) => embedding.work(batch),
@@ -134,6 +149,21 @@ impl Layer {
     /// Returns the bytes saved between forward and backward, including the layer's input and a
     /// head's logits.
     pub fn saved(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
+        let own = self.own_saved(batch, precision, recompute, attention);
+        let Some(adaptation) = &self.adaptation else { return own };
+        if recompute == Recompute::Full {
+            return own;
+        }
+        let batch = self.batch(batch);
+        let unsaved = match (&self.kind, recompute, attention) {
+            (LayerKind::Block(_), Recompute::Selective, Attention::Fused) => 0,
+            (LayerKind::Block(block), _, _) => adaptation.unsaved(block, batch, precision),
+            _ => 0,
+        };
+        own.saturating_sub(Bytes::new(unsaved)) + Bytes::new(adaptation.saved(self, batch, precision))
+    }
+
+    fn own_saved(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {
         let scaled = batch;
         let batch = self.batch(batch);
         let keep_all = recompute != Recompute::Full;
@@ -212,8 +242,14 @@ impl Layer {
     }
 
     /// Returns a text that is equal for layers of equal cost: the kind with its shapes, the
-    /// microbatch and the tokens.
+    /// microbatch, the tokens and the adapters.
     pub fn signature(&self, batch: Batch) -> String {
+        let adapters = self.adaptation.as_ref().map(Adaptation::signature).unwrap_or_default();
+        self.own_signature(batch) + &adapters
+    }
+
+    /// Returns the same without adapters, as measurements of layers are named.
+    pub fn own_signature(&self, batch: Batch) -> String {
         let seen = self.batch(batch);
         let kind = match &self.kind {
             LayerKind::Embedding(embedding) => embedding.signature(),
@@ -232,7 +268,7 @@ impl Layer {
     /// Returns the same for generating the next token after `batch.seq_len` − 1 others
     /// ([`Self::generate_work`]).
     pub fn generate_signature(&self, batch: Batch) -> String {
-        let whole = self.signature(batch);
+        let whole = self.own_signature(batch);
         if self.tokens.is_some() { whole } else { whole + " token" }
     }
 

@@ -1,6 +1,6 @@
 //! The checked, immutable model.
 
-use crate::{Architecture, Batch, Layer, Positions, Precision};
+use crate::{Adaptation, Architecture, Batch, Layer, Lora, Positions, Precision};
 use spipe_base::{Bytes, Diagnostic, Faults, IdVec, LayerId, LayerRange};
 use std::collections::BTreeMap;
 
@@ -15,6 +15,8 @@ pub struct Model {
     last_readers: IdVec<LayerId, Option<LayerId>>,
     /// Sorted by their users.
     ties: Vec<Tie>,
+    /// The adapters, with the layers that were frozen before they came.
+    lora: Option<(Lora, Vec<LayerRange>)>,
 }
 
 /// Two layers that use the same parameters.
@@ -47,7 +49,7 @@ impl Model {
         }
         let tie = |(user, layer): (LayerId, &Layer)| layer.tied_to.map(|owner| Tie { owner, user });
         let ties = layers.enumerate().filter_map(tie).collect();
-        Self { name, source, architecture, layers, last_readers, ties }
+        Self { name, source, architecture, layers, last_readers, ties, lora: None }
     }
 
     /// Returns the model's name.
@@ -94,9 +96,9 @@ impl Model {
         &self.architecture
     }
 
-    /// Freezes exactly these layers. Frozen layers have neither gradients nor optimizer state. A
-    /// backward runs only through layers that train or that read, directly or indirectly, one that
-    /// does.
+    /// Freezes exactly these layers, and takes adapters away. Frozen layers have neither gradients nor
+    /// optimizer state. A backward runs only through layers that train or that read, directly or
+    /// indirectly, one that does.
     ///
     /// # Errors
     /// One fault for each range that ends after the last layer.
@@ -110,20 +112,53 @@ impl Model {
         }
         faults.or(())?;
         for id in self.layers.ids() {
-            let trains = !frozen.iter().any(|range| range.contains(id));
+            let layer = &mut self.layers[id];
+            layer.trains = !frozen.iter().any(|range| range.contains(id));
+            layer.adaptation = None;
+        }
+        self.lora = None;
+        self.find_backwards();
+        Ok(self)
+    }
+
+    /// Freezes all layers and gives them these adaptations. `frozen` are the layers that were frozen
+    /// before.
+    pub(crate) fn adapted(mut self, lora: Lora, frozen: Vec<LayerRange>, adaptations: Vec<Adaptation>) -> Self {
+        for (id, adaptation) in self.layers.ids().zip(adaptations) {
+            let layer = &mut self.layers[id];
+            layer.trains = false;
+            layer.adaptation = Some(adaptation);
+        }
+        self.lora = Some((lora, frozen));
+        self.find_backwards();
+        self
+    }
+
+    /// Returns the adapters, if it has some.
+    pub fn lora(&self) -> Option<&Lora> {
+        self.lora.as_ref().map(|(lora, _)| lora)
+    }
+
+    /// Finds the layers through which a backward runs.
+    fn find_backwards(&mut self) {
+        for id in self.layers.ids() {
+            let learns = self.layers[id].learns();
             let inputs = &self.layers[id].inputs;
             // A source reads data; the layer itself decides whether to compute the gradient of its
             // input.
             let passes =
-                if inputs.is_empty() { trains } else { inputs.iter().any(|input| self.layers[*input].needs_backward) };
+                if inputs.is_empty() { learns } else { inputs.iter().any(|input| self.layers[*input].needs_backward) };
             let layer = &mut self.layers[id];
-            (layer.trains, layer.passes_gradient, layer.needs_backward) = (trains, passes, trains || passes);
+            (layer.passes_gradient, layer.needs_backward) = (passes, learns || passes);
         }
-        Ok(self)
     }
 
-    /// Returns the frozen layers as the fewest ranges.
+    /// Returns the frozen layers as the fewest ranges; with adapters, those that are without any
+    /// because they were frozen before.
     pub fn frozen(&self) -> Vec<LayerRange> {
+        if let Some((_, frozen)) = &self.lora {
+            return frozen.clone();
+        }
         let mut ranges: Vec<LayerRange> = Vec::new();
         for (id, _) in self.layers.enumerate().filter(|(_, layer)| !layer.trains) {
             let longer = ranges.pop_if(|range| range.last().index() + 1 == id.index()).map(LayerRange::first);
@@ -134,7 +169,7 @@ impl Model {
 
     /// Returns the number of trained parameters.
     pub fn trained_parameters(&self) -> u64 {
-        self.layers.iter().filter(|layer| layer.trains).map(|layer| layer.parameters).sum()
+        self.layers.iter().map(Layer::trained_parameters).sum()
     }
 
     /// Parses a range of layers: `3`, `0..3`, `head`, `block.0..block.3`, both ends included.
@@ -234,6 +269,7 @@ impl Model {
             && before.parameters == after.parameters
             && before.tokens == after.tokens
             && before.tied_to == after.tied_to
+            && before.adaptation == after.adaptation
             && (before.trains, before.needs_backward, before.passes_gradient)
                 == (after.trains, after.needs_backward, after.passes_gradient)
             && after.inputs.contains(&last)

@@ -44,6 +44,7 @@ fn layer(block: Block) -> Layer {
         tied_parameters: 0,
         tokens: None,
         trains: true,
+        adaptation: None,
         needs_backward: true,
         passes_gradient: true,
     }

@@ -6,9 +6,9 @@ use crate::{
 };
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
-use spipe_cost::Workload;
+use spipe_cost::{Workload, check_training};
 use spipe_hardware::{Hardware, Runtime};
-use spipe_model::Model;
+use spipe_model::{Lora, Model};
 use std::collections::BTreeMap;
 
 /// The version that plan files carry.
@@ -91,6 +91,12 @@ pub struct PlanFile {
     /// to its peak. For information only.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub memory_parts: BTreeMap<String, MemoryParts>,
+    /// The adapters that are trained in place of the model's own parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora>,
+    /// The number of trained parameters, if adapters are trained. For information only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained_parameters: Option<u64>,
     /// The model.
     pub model: Embedded,
     /// The machine.
@@ -124,6 +130,11 @@ impl Plan {
             .into());
         }
         let model = Model::from_toml(&format!("{file}#model"), &parsed.model.toml)?;
+        let model = match &parsed.lora {
+            Some(lora) => model.with_lora(lora)?,
+            None => model,
+        };
+        check_training(&model, &parsed.workload)?;
         let hardware = Hardware::from_toml(&format!("{file}#hardware"), &parsed.hardware.toml)?;
         let runtime = parsed.runtime.as_ref();
         let runtime =
@@ -182,6 +193,8 @@ impl Plan {
                 .into_iter()
                 .map(|(memory, parts)| (self.hardware.memories()[memory].name.clone(), parts))
                 .collect(),
+            lora: self.model.lora().cloned(),
+            trained_parameters: self.model.lora().map(|_| self.model.trained_parameters()),
             model: Embedded { name: self.model.name().into(), toml: self.model.to_toml() },
             hardware: Embedded { name: self.hardware.name().into(), toml: self.hardware.to_toml() },
             runtime: Some(Embedded {

@@ -4,6 +4,7 @@
 //! - A contrastive loss is split over microbatches ([`contrast_remark`]).
 //! - A generation plan has no memory for the prompts ([`prompt_remark`]).
 //! - The rates of a GPU are defaults ([`estimate_remark`]).
+//! - A plan trains in a way that is planned and simulated only ([`beyond_plain_training`]).
 //! - A plan fills nearly all of a memory ([`fullness_remarks`]).
 //! - A pipeline over GPUs and CPU sockets has one of four faults ([`hybrid_remarks`]): a socket is
 //!   so slow that the GPUs starve; a socket is on the far side of the machine; adjacent CPU stages
@@ -11,10 +12,35 @@
 
 use crate::{Context, Placement, Plan, Stage};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId, readable::percent};
-use spipe_cost::{Mode, Source, Workload};
+use spipe_cost::{Formats, Mode, Optimizer, Source, Workload};
 use spipe_hardware::Device;
 use spipe_model::LayerKind;
 use std::collections::BTreeMap;
+
+/// The part of a plan's training that is planned and simulated, but neither executed nor exported:
+/// adapters, other optimizers than AdamW, and other formats than those of plain mixed precision.
+pub fn beyond_plain_training(context: &Context<'_>) -> Option<Diagnostic> {
+    let workload = context.workload();
+    let formats = &workload.formats;
+    let mut parts = Vec::new();
+    if let Some(lora) = context.model.lora() {
+        parts.push(format!("adapters of rank {}", lora.rank));
+    }
+    if let Some(base) = formats.base {
+        parts.push(format!("a base stored as {base}"));
+    }
+    if workload.mode == Mode::Train {
+        if workload.optimizer != Optimizer::Adamw {
+            parts.push(format!("the optimizer `{}`", workload.optimizer));
+        }
+        if (Formats { base: None, ..*formats }) != Formats::PLAIN {
+            parts.push("other formats of states, gradients or master copies".into());
+        }
+    }
+    let message = format!("the plan has {}, which is planned and simulated only", parts.join(", "));
+    let hint = "plan without these options to run it; `spipe simulate` predicts the plan as it is";
+    (!parts.is_empty()).then(|| Diagnostic::error(message).hint(hint))
+}
 
 /// The ratio of a socket's time per microbatch to the busiest GPU's from which the GPUs are said to
 /// starve. A choice: below it, imbalance is ordinary.

@@ -83,6 +83,7 @@ impl Bench {
             optimizer: Optimizer::Adamw,
             attention: Attention::Fused,
             clip_norm: None,
+            formats: spipe_cost::Formats::default(),
         };
         let cost =
             CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;

@@ -36,6 +36,7 @@ impl Bench {
             optimizer: Optimizer::Adamw,
             attention: Attention::Fused,
             clip_norm: None,
+            formats: spipe_cost::Formats::default(),
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         Self { model, hardware, cost }

@@ -37,6 +37,7 @@ fn run_with(bandwidth: &str, on_gpu: &[usize], knobs: Knobs) -> (Program, Trace)
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -29,6 +29,7 @@ fn holds_keys_and_values(system: System, streamed: bool) {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
@@ -79,6 +80,7 @@ fn a_token_waits_for_the_one_before_it() {
             optimizer: Optimizer::Adamw,
             attention: Attention::Fused,
             clip_norm: None,
+            formats: spipe_cost::Formats::default(),
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -58,6 +58,7 @@ fn trace(system: System, model: &str) -> Trace {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -1,5 +1,6 @@
 //! The arguments of `spipe compare-systems`.
 
+use super::Training;
 use clap::Args as Group;
 use spipe_base::Seconds;
 use spipe_cost::{ClipNorm, Mode, Optimizer};
@@ -37,7 +38,7 @@ pub struct CompareSystems {
     /// train, infer (forward only) or generate (the next token of each sequence)
     #[arg(long, default_value = "train")]
     pub mode: Mode,
-    /// Optimizer
+    /// Optimizer: adamw, adamw-8bit, paged-adamw, paged-adamw-8bit, adafactor, lion, sgd, muon
     #[arg(long, default_value = "adamw")]
     pub optimizer: Optimizer,
     /// Data type of parameters and activations
@@ -49,6 +50,9 @@ pub struct CompareSystems {
     /// Assume attention that writes its scores to memory (not fused)
     #[arg(long)]
     pub materialised_attention: bool,
+    /// What is trained, and in which formats
+    #[command(flatten)]
+    pub training: Training,
     /// Time to search the plan of each system
     #[arg(long, default_value = "3s")]
     pub time_limit: Seconds,

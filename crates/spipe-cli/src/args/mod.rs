@@ -14,6 +14,7 @@ mod run;
 mod schedule;
 mod simulate;
 mod trace;
+mod training;
 mod whatif;
 
 pub use compare_systems::CompareSystems;
@@ -33,6 +34,7 @@ pub use run::{Demo, Run};
 pub use schedule::Schedule;
 pub use simulate::{Compare, Simulate, Timeline};
 pub use trace::{Trace, TraceImport};
+pub use training::Training;
 pub use whatif::{Goal, Whatif, WhatifCommand, WhatifMerge, WhatifOutput, WhatifSweep};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};

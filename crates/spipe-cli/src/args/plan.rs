@@ -1,5 +1,6 @@
 //! The arguments of `spipe plan` and `spipe baseline`.
 
+use super::Training;
 use clap::{Args as Group, Subcommand, ValueEnum};
 use serde::Serialize;
 use spipe_base::Seconds;
@@ -33,7 +34,7 @@ pub struct Plan {
     /// A plan file to improve, with its model, machine and workload
     #[arg(long, conflicts_with_all = [
         "model", "component", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
-        "materialised_attention", "freeze",
+        "materialised_attention", "freeze", "lora", "adapter", "base", "state", "gradients", "master", "optimizer_in_backward",
     ])]
     pub improve: Option<String>,
     /// Tokens per sequence; the model's own if not given
@@ -55,7 +56,7 @@ pub struct Plan {
     /// Planner: ilp, dp, greedy, exhaustive or mobius-mip
     #[arg(long, default_value = "ilp")]
     pub planner: String,
-    /// Optimizer
+    /// Optimizer: adamw, adamw-8bit, paged-adamw, paged-adamw-8bit, adafactor, lion, sgd, muon
     #[arg(long, default_value = "adamw")]
     pub optimizer: Optimizer,
     /// Data type of parameters and activations. With fp16, losses are scaled, and the optimizer
@@ -71,6 +72,9 @@ pub struct Plan {
     /// Layers that are not trained, such as 0..3 or block.0..block.3
     #[arg(long)]
     pub freeze: Vec<String>,
+    /// What is trained, and in which formats
+    #[command(flatten)]
+    pub training: Training,
     /// A condition on the plan, may be repeated: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7,
     /// save=4..7, offload=4..7, optimizer=0..3:cpu, stream=0..3, keep=0..3, host=0..3:cpu1,
     /// system=1f1b, microbatch=2, or a knob such as head-start=1
@@ -168,7 +172,7 @@ pub struct TensorData {
     /// train, infer (forward only) or generate (the next token of each sequence)
     #[arg(long, default_value = "train")]
     pub mode: Mode,
-    /// Optimizer
+    /// Optimizer: adamw, adamw-8bit, paged-adamw, paged-adamw-8bit, adafactor, lion, sgd, muon
     #[arg(long, default_value = "adamw")]
     pub optimizer: Optimizer,
     /// Data type of parameters and activations
@@ -177,6 +181,9 @@ pub struct TensorData {
     /// Assume attention that writes its scores to memory (not fused)
     #[arg(long)]
     pub materialised_attention: bool,
+    /// What is trained, and in which formats
+    #[command(flatten)]
+    pub training: Training,
 }
 
 /// The activations that are recomputed in the backward.
@@ -212,4 +219,6 @@ pub enum Unknown {
     Layers,
     /// Sequences per iteration
     GlobalBatch,
+    /// The rank of the adapters of --lora or --adapter
+    Rank,
 }

@@ -44,6 +44,8 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let whose = (&task.model, &task.hardware, task.template.mode);
     let pinned = pins::read(&what.pin, (&what.system, &what.microbatch), whose)?;
     let systems = planning::systems(&pinned.system)?;
+    let auto = pinned.system.trim() == "auto";
+    let systems = planning::training::systems(systems, &task.template, auto)?;
     let task = task.under(what, &systems)?;
     planning::task::idle(what, given, (&task, &systems))?;
     let question = Question {
@@ -171,6 +173,7 @@ const fn word(unknown: Unknown) -> &'static str {
         Unknown::SeqLen => "sequence length",
         Unknown::Layers => "number of layers",
         Unknown::GlobalBatch => "global batch",
+        Unknown::Rank => "rank",
     }
 }
 

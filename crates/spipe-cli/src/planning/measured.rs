@@ -4,7 +4,7 @@
 use super::{
     Request, pins, search, systems,
     task::{self, Task},
-    tensor_data, workloads,
+    tensor_data, training, workloads,
 };
 use crate::{
     Failure, args,
@@ -79,7 +79,7 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
     let task = Task::on(&what, model, hardware)?;
     let pinned =
         pins::read(&what.pin, (&what.system, &what.microbatch), (&task.model, &task.hardware, task.template.mode))?;
-    let systems = systems(&pinned.system)?;
+    let systems = training::systems(systems(&pinned.system)?, &task.template, pinned.system.trim() == "auto")?;
     let task = task.under_unfitted(&what, &systems, runtime)?;
     task::idle(&what, &given, (&task, &systems))?;
     let found = search(&Request {
@@ -115,6 +115,7 @@ fn shared(options: &[String], run: &Stated, (model, hardware, runtime): On) -> R
         Some(runtime) => runtime,
         None => tensor_data::runtime(&what, &hardware)?,
     };
+    let model = what.training.adapt(model, false)?;
     let hardware = input::part(hardware, &what.devices)?.under(runtime);
     let (priced, refused) = tensor_data::priced(&what, (&model, &hardware))?;
     let Some(best) = tensor_data::best(&priced) else {

@@ -9,6 +9,7 @@
 //! measured   the plans of measured runs, for `spipe fit`
 //! task       model, machine and workload, from the options of `spipe plan`
 //! tensor_data  the configurations that the options of `spipe baseline` describe
+//! training   what is trained and in which formats, from the same options
 //! watch      incumbents, fast plans that are easy to read, the bar
 //! pins       the words of `--pin`
 //! solve_for  the largest value for which a plan fits
@@ -29,6 +30,7 @@ mod sizes;
 pub mod solve_for;
 pub mod task;
 pub mod tensor_data;
+pub mod training;
 mod watch;
 mod workloads;
 

@@ -210,6 +210,7 @@ mod tests {
             optimizer: spipe_cost::Optimizer::Adamw,
             attention: spipe_model::Attention::Fused,
             clip_norm: None,
+            formats: spipe_cost::Formats::default(),
         };
         assert!(sizes.take((workload, false), Err(cut_short())).is_ok());
         let other = Workload { microbatch: 2, ..workload };

@@ -1,4 +1,4 @@
-//! `--solve-for`: the largest microbatch, sequence, model or batch for which a plan fits.
+//! `--solve-for`: the largest microbatch, sequence, model, batch or rank for which a plan fits.
 
 use super::{fits::fits, workloads};
 use crate::{Failure, args::Unknown, input::reads_images};
@@ -19,6 +19,9 @@ const LARGEST: u64 = 1 << 20;
 /// The largest number of layers, or of sequences per iteration, that is tried: the time to decide
 /// one grows with it.
 const LARGEST_COUNT: u64 = 4096;
+
+/// The rank that is tried first: a common one.
+const FIRST_RANK: u64 = 16;
 
 /// The given values.
 pub struct Question<'a> {
@@ -87,6 +90,10 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
             ));
         }
         Unknown::Layers => grow(repeated(question.model), LARGEST_COUNT, fits)?,
+        Unknown::Rank => {
+            let most = question.model.largest_rank();
+            (grow(FIRST_RANK.min(most), most, fits)?.0, false)
+        }
         Unknown::GlobalBatch => {
             let size = question.microbatch.parse::<u64>().unwrap_or(1).max(1);
             let gpus = question.hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
@@ -121,8 +128,18 @@ fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest
     match unknown {
         Unknown::Microbatch => microbatch = value.to_string(),
         Unknown::SeqLen => template.seq_len = value,
-        Unknown::Layers => model = with_layers(question.model, value)?,
+        Unknown::Layers => {
+            model = with_layers(question.model, value)?;
+            if let Some(lora) = question.model.lora() {
+                model = model.with_lora(lora)?;
+            }
+        }
         Unknown::GlobalBatch => global_batch = value,
+        Unknown::Rank => {
+            if let Some(lora) = question.model.lora() {
+                model = question.model.clone().with_lora(&lora.with_rank(value))?;
+            }
+        }
     }
     Ok(Largest { value: Some(value), unlimited: false, proven: false, model, template, global_batch, microbatch })
 }

@@ -1,5 +1,6 @@
 //! The task that the options of `spipe plan` describe: model, machine and workload.
 
+use super::training;
 use crate::{
     Failure, args,
     args::{Given, Unknown},
@@ -49,13 +50,10 @@ impl Task {
 
     /// The task on this model and machine, whatever the options name.
     pub fn on(what: &args::Plan, model: Model, hardware: Hardware) -> Result<Self, Failure> {
-        let model = frozen(model, &what.freeze)?;
+        let solves_for_rank = what.solve_for == Some(Unknown::Rank);
+        let model = what.training.adapt(frozen(model, &what.freeze)?, solves_for_rank)?;
         let hardware = input::part(hardware, &what.devices)?;
         let mode = input::mode(&model, what.mode)?;
-        if mode == Mode::Train && model.layers().iter().all(|layer| !layer.trains) {
-            let message = format!("all layers of `{}` are frozen: there is nothing to train", model.name());
-            return Err(Failure::argument(message, "leave a layer unfrozen, or plan with `--mode infer`"));
-        }
         let global_batch = match (what.global_batch, what.solve_for) {
             (Some(given), _) => given,
             (None, Some(Unknown::GlobalBatch)) => 1,
@@ -73,7 +71,9 @@ impl Task {
             optimizer: what.optimizer,
             attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
             clip_norm: what.clip_norm,
+            formats: what.training.formats(),
         };
+        training::check(&model, &template)?;
         Ok(Self { model, hardware, template, global_batch, start: None })
     }
 
@@ -128,7 +128,17 @@ pub fn idle(what: &args::Plan, given: &Given, (task, systems): (&Task, &[System]
     Idle::among(given)
         .options_if(
             task.template.mode != Mode::Train,
-            &["optimizer", "clip-norm", "freeze"],
+            &[
+                "optimizer",
+                "clip-norm",
+                "freeze",
+                "lora",
+                "adapter",
+                "state",
+                "gradients",
+                "master",
+                "optimizer-in-backward",
+            ],
             "in inference",
             "leave it out, or plan with `--mode train`",
         )

@@ -1,6 +1,6 @@
 //! Tensor and data parallelism in closed form, for the options of `spipe baseline tensor-data`.
 
-use super::workloads;
+use super::{training, workloads};
 use crate::{Failure, args, input};
 use spipe_cost::{ParallelCost, ParallelError, Parallelism, Workload};
 use spipe_hardware::{Hardware, Runtime};
@@ -51,7 +51,9 @@ pub fn priced(
         optimizer: what.optimizer,
         attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
         clip_norm: None,
+        formats: what.training.formats(),
     };
+    training::check(model, &template)?;
     let workloads = workloads(template, what.global_batch, &what.microbatch)?;
     let (mut priced, mut refused) = (Vec::new(), None);
     for spread in spreads(what, hardware)? {

@@ -22,7 +22,7 @@ use crate::{
 use burn::tensor::DType;
 use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId};
 use spipe_model::Precision;
-use spipe_plan::Plan;
+use spipe_plan::{Plan, beyond_plain_training};
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 
 /// A run that is ready to start.
@@ -92,6 +92,9 @@ struct Checked {
 fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     let Job { plan, program, data, options, .. } = *job;
     let context = plan.context();
+    if let Some(fault) = beyond_plain_training(&context) {
+        return Err(RunError::Unsupported(fault.into()));
+    }
     let mut faults = Faults::new();
     let units = if trains { units(context.model) } else { inferring_units(context.model) };
     let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();

@@ -146,6 +146,7 @@ impl Case<'_> {
             optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
             clip_norm: None,
+            formats: spipe_cost::Formats::default(),
         };
         let plan = Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{faults}"));
         let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{faults}"));

@@ -83,6 +83,7 @@ impl Setup<'_> {
             optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
             clip_norm: self.clip_norm.map(|norm| norm.try_into().expect("a norm")),
+            formats: spipe_cost::Formats::default(),
         };
         let plan =
             Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));

@@ -1,7 +1,7 @@
 //! `adapter_config.json`, which PEFT writes beside an adapter's weights.
 
 use super::{config::Config, parse};
-use crate::{Architecture, Model};
+use crate::{Architecture, Lora, Model};
 use serde_json::Value;
 use spipe_base::{Diagnostic, Faults, readable::grouped};
 
@@ -16,6 +16,8 @@ pub struct Adapter {
     pub rank: u64,
     /// The names of the adapted matrices.
     pub targets: Vec<String>,
+    /// The rest of the file.
+    value: Value,
 }
 
 impl Adapter {
@@ -35,6 +37,63 @@ impl Adapter {
             base: value["base_model_name_or_path"].as_str().map(str::to_owned),
             rank: value["r"].as_u64().unwrap_or(8),
             targets,
+            value,
+        })
+    }
+
+    /// Returns the adapters of the file.
+    ///
+    /// # Errors
+    /// Everything that is not planned: other kinds, ranks or biases by layer, other modules in full.
+    pub fn lora(&self) -> Result<Lora, Faults> {
+        let mut faults = Faults::new();
+        let value = &self.value;
+        let mut refuse = |message: String| {
+            faults.push(
+                Diagnostic::error(message).hint("state what is trained with `--lora`, such as `rank=16,targets=q,v`"),
+            );
+        };
+        if self.kind != "LORA" {
+            refuse(format!("the adapter is of kind `{}`, and only LORA is planned", self.kind));
+        }
+        for key in ["rank_pattern", "layers_to_transform", "layer_replication"] {
+            let set = match &value[key] {
+                Value::Null => false,
+                Value::Object(map) => !map.is_empty(),
+                Value::Array(list) => !list.is_empty(),
+                _ => true,
+            };
+            if set {
+                refuse(format!("the adapter has `{key}`, which is not planned"));
+            }
+        }
+        if let Some(bias) = value["bias"].as_str().filter(|bias| *bias != "none") {
+            refuse(format!("the adapter trains biases (`bias` is `{bias}`), which is not planned"));
+        }
+        let saved: Vec<&str> =
+            value["modules_to_save"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let ends = ["embed_tokens", "lm_head", "wte", "embed_in", "embed_out"];
+        for module in saved.iter().filter(|module| !ends.contains(module)) {
+            refuse(format!("the adapter trains `{module}` in full, which is not planned"));
+        }
+        let words = |text: &String| -> Vec<String> {
+            // A single text is a pattern over names of modules.
+            let separates = |letter: char| !(letter.is_alphanumeric() || letter == '_' || letter == '-');
+            text.split(separates).filter(|word| crate::Matrix::is_name(word)).map(str::to_owned).collect()
+        };
+        let is_pattern = value["target_modules"].is_string();
+        let targets = if is_pattern { self.targets.iter().flat_map(words).collect() } else { self.targets.clone() };
+        if targets.is_empty() {
+            refuse("the adapter names no matrices in `target_modules`".into());
+        }
+        faults.or(Lora {
+            rank: self.rank.max(1),
+            alpha: value["lora_alpha"].as_f64(),
+            dropout: value["lora_dropout"].as_f64().filter(|share| (0.0..1.0).contains(share)).unwrap_or(0.0),
+            targets: targets.into_iter().collect(),
+            embeddings: !saved.is_empty(),
+            dora: value["use_dora"].as_bool().unwrap_or(false),
+            rslora: value["use_rslora"].as_bool().unwrap_or(false),
         })
     }
 

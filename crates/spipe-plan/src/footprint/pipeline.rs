@@ -169,7 +169,7 @@ fn on_the_host(
         // The updated parameters, in the device's precision, wait here for their copy. A delayed
         // step uses the gradients of the iteration before while those of this one arrive.
         let gradients = if placement.system == System::ZeroOffloadDelayed { 2 } else { 1 };
-        let held = |memory: &LayerMemory| memory.optimizer + memory.gradients * gradients + memory.parameters;
+        let held = |memory: &LayerMemory| memory.optimizer + memory.gradients * gradients + memory.updated;
         let state = stage.layers.iter().map(|layer| held(context.cost.memory(layer, stage.device))).sum();
         let need = StageFootprint { state, ..StageFootprint::default() };
         needs.push((context.hardware.devices()[socket].memory, need));

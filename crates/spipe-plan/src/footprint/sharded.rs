@@ -65,7 +65,7 @@ pub fn sharded_footprint(
     *(if streamed || stage.optimizer.is_some() { &mut on_host } else { &mut on_device }) +=
         part(sum(|memory| memory.optimizer));
     if stage.optimizer.is_some() && !streamed {
-        on_host += part(parameters) + part(gradients);
+        on_host += part(sum(|memory| memory.updated)) + part(gradients);
     }
     // A shard under way between host and device is held beside the gathered tensor, unless it is
     // the whole tensor.

@@ -73,10 +73,9 @@ pub(crate) struct DeviceSums {
     unable: Sums<usize>,
     state: Sums<u64>,
     optimizer_state: Sums<u64>,
-    /// Gradients, and parameters of layers with gradients.
+    /// Gradients, and the parameters that a step changes.
     gradients: Sums<u64>,
-    trained: Sums<u64>,
-    parameters: Sums<u64>,
+    updated: Sums<u64>,
     saved: Sums<u64>,
     /// Additional bytes where the first and the last layer share parameters and are in different
     /// stages: `lent` in the stage of the first layer, for the gradients from the last one, and
@@ -95,7 +94,6 @@ impl DeviceSums {
         let wanted: Vec<Option<bool>> = cost.layers().map(|layer| pins.recompute(layer.index())).collect();
         let device = &context.hardware.devices()[id];
         let memory = &context.hardware.memories()[device.memory];
-        let trained = |bytes: &LayerMemory| if bytes.gradients.get() > 0 { bytes.parameters.get() } else { 0 };
         let all = || times.iter().map(|times| times.unwrap_or_default());
         let last = bytes.last().copied().unwrap_or_default();
         let helper = |host: Host| {
@@ -143,8 +141,7 @@ impl DeviceSums {
             unable: Sums::new(times.iter().map(|times| usize::from(times.is_none()))),
             state: Sums::new(bytes.iter().map(|bytes| bytes.state().get())),
             gradients: Sums::new(bytes.iter().map(|bytes| bytes.gradients.get())),
-            trained: Sums::new(bytes.iter().map(trained)),
-            parameters: Sums::new(bytes.iter().map(|bytes| bytes.parameters.get())),
+            updated: Sums::new(bytes.iter().map(|bytes| bytes.updated.get())),
             optimizer_state: Sums::new(bytes.iter().map(|bytes| bytes.optimizer.get())),
             saved: Sums::new(bytes.iter().map(|bytes| bytes.saved.get())),
             lent: last.tied_gradients.get(),
@@ -326,7 +323,7 @@ impl DeviceSums {
         let moved = if host_offload.activations { self.leaving((from, to), recomputed) * microbatches } else { 0 };
         let with = |sums: &Sums<u64>| (moved + if host_offload.optimizer { sums.over(from, to) } else { 0 }) as f64;
         let stream = moved as f64 * (host.out + host.back);
-        stream.max(with(&self.gradients) * host.out).max(with(&self.trained) * host.back)
+        stream.max(with(&self.gradients) * host.out).max(with(&self.updated) * host.back)
     }
 
     /// The bytes that a stage needs on its host: optimizer state, with transient gradients and
@@ -341,8 +338,7 @@ impl DeviceSums {
         if !self.returns(to) {
             return 0;
         }
-        let stepped =
-            self.optimizer_state.over(from, to) + self.gradients.over(from, to) + self.parameters.over(from, to);
+        let stepped = self.optimizer_state.over(from, to) + self.gradients.over(from, to) + self.updated.over(from, to);
         let saved = self.leaving((from, to), recomputed) * stage_slot.in_flight;
         (if host_offload.optimizer { stepped } else { 0 }) + (if host_offload.activations { saved } else { 0 })
     }
@@ -411,7 +407,7 @@ fn assisted(context: &Context<'_>, layer: LayerId, (id, host): (DeviceId, Host))
     StageTimes {
         out: bytes.gradients.as_f64() * host.out,
         step: cost.optimizer_time(parameters, host.socket).to_ms(),
-        back: bytes.parameters.as_f64() * host.back,
+        back: bytes.updated.as_f64() * host.back,
         ..StageTimes::default()
     }
 }

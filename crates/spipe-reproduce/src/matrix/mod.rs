@@ -150,6 +150,7 @@ fn workload(model: &Model, hardware: &Hardware) -> Workload {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     }
 }
 

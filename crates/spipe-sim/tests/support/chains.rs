@@ -18,6 +18,7 @@ pub fn workload(microbatches: u64, mode: Mode) -> Workload {
         optimizer: Optimizer::Adamw,
         attention: Attention::Fused,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     }
 }
 

@@ -158,8 +158,9 @@ fn model_flops(model: &Model, workload: &Workload) -> f64 {
         let work = layer.work(workload.batch());
         total += flops(&work.forward);
         if workload.mode == Mode::Train && layer.needs_backward {
-            total += if layer.passes_gradient { flops(&work.backward_input) } else { 0.0 };
-            total += if layer.trains { flops(&work.backward_weight) } else { 0.0 };
+            let inside = layer.passes_gradient || (layer.learns() && layer.as_block().is_some());
+            total += if inside { flops(&work.backward_input) } else { 0.0 };
+            total += if layer.learns() { flops(&work.backward_weight) } else { 0.0 };
         }
     }
     total

@@ -111,7 +111,7 @@ struct Case {
 
 impl Case {
     fn new(what: &args::CompareSystems, given: &Given) -> Result<Self, Failure> {
-        let model = input::model(&what.model)?;
+        let model = what.training.adapt(input::model(&what.model)?, false)?;
         let hardware = input::part(input::hardware(&what.hardware)?, &what.devices)?;
         // One runtime for all, so that systems differ and not what executes them.
         let runtime = what.runtime.as_deref().map(input::runtime).transpose()?.unwrap_or_default();
@@ -135,7 +135,9 @@ impl Case {
             optimizer: what.optimizer,
             attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
             clip_norm: what.clip_norm,
+            formats: what.training.formats(),
         };
+        planning::training::check(&model, &template)?;
         let workloads = planning::workloads(template, what.global_batch, &what.microbatch)?;
         let (systems, data_parallel) = systems(&what.system)?;
         Ok(Self { model, hardware, template, workloads, systems, data_parallel })

@@ -125,6 +125,7 @@ fn workload(model: &Model) -> Workload {
         // Burn's attention under autodiff writes its scores to memory.
         attention: Attention::Materialised,
         clip_norm: None,
+        formats: spipe_cost::Formats::default(),
     }
 }
 

@@ -106,6 +106,7 @@ impl Case {
             optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
             clip_norm: None,
+            formats: spipe_cost::Formats::default(),
         }
     }
 

@@ -255,7 +255,7 @@ fn least_for(costs: &CostSums<'_>, (index, in_flight): (usize, u64), excess: u64
     costs.hosts(index).next()?;
     let stepped = costs.devices[index].bytes.iter().filter(|bytes| bytes.optimizer.get() > 0);
     let of_layer =
-        stepped.map(|bytes| ((bytes.optimizer + bytes.gradients + bytes.parameters).get(), bytes.optimizer.get()));
+        stepped.map(|bytes| ((bytes.optimizer + bytes.gradients + bytes.updated).get(), bytes.optimizer.get()));
     // Beside stages that offload more, a stage needs no slot of its own.
     let saved = (in_flight > 0).then_some((1, 1));
     let product = |one: u64, other: u64| u128::from(one) * u128::from(other);

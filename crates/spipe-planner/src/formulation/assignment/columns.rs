@@ -323,7 +323,8 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
         }
         let trains = bytes.gradients > Bytes::ZERO;
         if costs.training && (streams || (steps_on_host && trains)) {
-            copied = [copied[0] + bytes.parameters.as_f64() / 1e9, copied[1] + bytes.gradients.as_f64() / 1e9];
+            let inward = if streams { bytes.parameters } else { bytes.updated };
+            copied = [copied[0] + inward.as_f64() / 1e9, copied[1] + bytes.gradients.as_f64() / 1e9];
         }
         for (copied, way) in copied.into_iter().zip(0..) {
             burden.copied[way].add_mul(copied, share);
@@ -333,7 +334,7 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
             host.held.add_mul(bytes.state().to_gib(), share);
         } else if steps_on_host {
             // A stage without a backward leaves no parameters on the host.
-            let copied = if device.returns(layer + 1) { bytes.parameters } else { Bytes::ZERO };
+            let copied = if device.returns(layer + 1) { bytes.updated } else { Bytes::ZERO };
             host.held.add_mul((bytes.optimizer + bytes.gradients + copied).to_gib(), share);
         }
         if steps_on_host {

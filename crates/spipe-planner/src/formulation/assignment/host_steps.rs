@@ -45,9 +45,9 @@ impl AssignmentProgram<'_, '_> {
             let (phased, checks) = (self.costs.phased, self.checks());
             others += if phased { self.computed.clone() } else { self.returned.clone() } / m;
             ends += least(&|bytes, _| if checks { way(bytes.gradients, outward) } else { 0.0 });
-            ends += least(&|bytes, forward| way(bytes.parameters, inward) + if phased { 0.0 } else { forward });
+            ends += least(&|bytes, forward| way(bytes.updated, inward) + if phased { 0.0 } else { forward });
         } else {
-            ends += times.backward + least(&|bytes, _| way(bytes.parameters, inward));
+            ends += times.backward + least(&|bytes, _| way(bytes.updated, inward));
             if bytes.gradients > Bytes::ZERO {
                 ends += way(bytes.gradients, outward) + times.forward;
             }

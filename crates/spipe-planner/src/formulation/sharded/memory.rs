@@ -105,7 +105,7 @@ impl ShardedProgram<'_, '_> {
         let (weights, steps) = (part(memory.parameters + memory.gradients), part(memory.optimizer));
         let (on_device, on_host) = match choice.home {
             Home::Device => (weights + steps, 0.0),
-            Home::Stepped => (weights, weights + steps),
+            Home::Stepped => (weights, part(memory.updated + memory.gradients) + steps),
             Home::Host => (0.0, weights + steps),
         };
         // The input of its stage is that of some layer before it; the model's first stage has less.

@@ -190,7 +190,9 @@ impl<'b, 'a> Busy<'b, 'a> {
         let Some(host) = self.host_of(here, stage) else { return };
         let memory = context.hardware.devices()[here].memory;
         let part = |bytes: Bytes| bytes.as_f64() / count as f64;
-        self.moves((host, memory), from_host * part(parameters));
+        // A stage that stays on the device gets back what its step has changed.
+        let inward = if is_streamed(stage) { parameters } else { bytes(|memory| memory.updated) };
+        self.moves((host, memory), from_host * part(inward));
         if context.backward_of(stage.layers).is_some() {
             self.moves((memory, host), to_host * part(gradients));
         }

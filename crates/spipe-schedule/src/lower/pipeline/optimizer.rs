@@ -120,7 +120,7 @@ impl Lowering<'_> {
     /// Adds a step on a socket, and the copy of the parameters back.
     fn step_on_socket(&mut self, step: &Step) -> Update {
         let layers = self.stations[step.stage].stage.layers;
-        let parameter_bytes = self.bytes(step, |memory| memory.parameters);
+        let parameter_bytes = self.bytes(step, |memory| memory.updated);
         let state = self.optimizer_state(step);
         let lifetime = lifetime_of_updated(self.context, step.device);
         let updated = self.builder.buffer(Content::Parameters(layers), step.home, parameter_bytes, lifetime);

@@ -87,7 +87,7 @@ impl Updates for Lowering<'_> {
         let Step { at, stage, subject, gradients, state, memory, .. } = *step;
         let here = &self.participants[at];
         let part = &here.parts[stage];
-        let (on_device, layers, bytes) = (here.memory, part.stage.layers, part.bytes.parameter_shard);
+        let (on_device, layers, bytes) = (here.memory, part.stage.layers, part.bytes.updated_shard);
         let parameters = (Access::new(part.parameters, 0), Access::new(part.parameters, 1));
         let state = (Access::new(state, 0), Access::new(state, 1));
         if memory == on_device || memory == part.home {

@@ -39,6 +39,8 @@ pub(super) struct Sizes {
     pub parameters: Bytes,
     pub gradients: Bytes,
     pub parameter_shard: Bytes,
+    /// The device's shard of the parameters that a step changes.
+    pub updated_shard: Bytes,
     pub gradient_shard: Bytes,
     pub boundary: Bytes,
     pub saved: Bytes,
@@ -165,6 +167,7 @@ impl Sizes {
             parameters,
             gradients,
             parameter_shard: shard(parameters, shards),
+            updated_shard: shard(sum(context, stage, |memory| memory.updated), shards),
             gradient_shard: shard(gradients, shards),
             boundary: of(stage.layers.last()).boundary,
             saved: need.per_microbatch.saturating_sub(input),
