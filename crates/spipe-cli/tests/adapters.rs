@@ -64,7 +64,11 @@ fn a_plan_carries_its_adapters_and_is_simulated_but_not_run() {
     let (found, expected) = (&simulated["iteration-ms"], &written["simulated-iteration-ms"]);
     assert!((found.as_f64().unwrap() / expected.as_f64().unwrap() - 1.0).abs() < 1e-6, "{found} {expected}");
     let run = spipe(&["run", file, "--data", "synthetic", "--steps", "1"]);
-    assert!(run.code != 0 && run.err.contains("adapters of rank 8, a base stored as nf4, the optimizer `lion`"), "{}", run.err);
+    assert!(
+        run.code != 0 && run.err.contains("adapters of rank 8, a base stored as nf4, the optimizer `lion`"),
+        "{}",
+        run.err
+    );
     let exported = spipe(&["export", "torch", file, "-o", folder.path().join("job").to_str().unwrap()]);
     assert!(exported.code != 0 && exported.err.contains("planned and simulated only"), "{}", exported.err);
 }
@@ -92,7 +96,8 @@ fn the_largest_rank_is_found() {
 fn every_optimizer_and_base_plans() {
     let peak = |more: &[&str]| {
         let made = spipe(&plan(&[more, &["-o", "-"]].concat()));
-        let written: Value = serde_json::from_str(&made.out).unwrap_or_else(|error| panic!("{more:?} {error}: {}", made.err));
+        let written: Value =
+            serde_json::from_str(&made.out).unwrap_or_else(|error| panic!("{more:?} {error}: {}", made.err));
         written["peak-bytes"]["gpu0"].as_u64().unwrap()
     };
     let plain = peak(&[]);

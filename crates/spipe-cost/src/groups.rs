@@ -120,7 +120,7 @@ fn of_tensors(tensors: &[Tensor], workload: &Workload, stored: Stored) -> Group 
     let own = if stored.copied && width < 4 && optimizer.state_formats().contains(&StateFormat::Bf16) {
         StateFormat::Bf16
     } else {
-        formats.state_of(optimizer)
+        optimizer.state_format()
     };
     let format = formats.state.unwrap_or(own);
     let moments: u64 = tensors.iter().map(|tensor| optimizer.state_bytes(tensor, format, stored.in_block)).sum();

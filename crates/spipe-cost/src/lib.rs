@@ -35,13 +35,15 @@ mod parallel;
 mod roofline;
 mod steps;
 mod table;
+mod training;
 mod workload;
 
 pub use error::CostError;
-pub use formats::{Base, BaseFormat, Formats, GradientFormat, Master, StateFormat, check_training};
+pub use formats::{Base, BaseFormat, Formats, GradientFormat, Master, StateFormat};
 pub use groups::{Group, Training, groups};
 pub use memory::LayerMemory;
 pub use optimizer::{ADAMW_STEP_BYTES, Optimizer};
 pub use parallel::{ParallelCost, ParallelError, Parallelism, all_reduce};
 pub use table::{CostTable, LayerTime, Source};
+pub use training::check_training;
 pub use workload::{ClipNorm, MOST_TOKENS, Mode, Workload, check_batch, compute_type};

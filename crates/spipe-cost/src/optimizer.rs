@@ -79,6 +79,11 @@ impl Optimizer {
         }
     }
 
+    /// Returns the format of its state where nothing else was asked for.
+    pub fn state_format(self) -> StateFormat {
+        self.state_formats().first().copied().unwrap_or(StateFormat::F32)
+    }
+
     /// Whether its state moves to DRAM while the GPU's memory is short.
     pub const fn is_paged(self) -> bool {
         matches!(self, Self::PagedAdamw | Self::PagedAdamw8bit)

@@ -73,7 +73,7 @@ impl Layer {
         let batch = self.batch(batch);
         let work = self.own_work(batch);
         match &self.adaptation {
-            Some(adaptation) => adaptation.adapt(work, self, batch),
+            Some(adaptation) => adaptation.adapt(work, self.experts(), batch),
             None => work,
         }
     }
@@ -160,7 +160,7 @@ impl Layer {
             (LayerKind::Block(block), _, _) => adaptation.unsaved(block, batch, precision),
             _ => 0,
         };
-        own.saturating_sub(Bytes::new(unsaved)) + Bytes::new(adaptation.saved(self, batch, precision))
+        own.saturating_sub(Bytes::new(unsaved)) + Bytes::new(adaptation.saved(self.experts(), batch, precision))
     }
 
     fn own_saved(&self, batch: Batch, precision: Precision, recompute: Recompute, attention: Attention) -> Bytes {

@@ -109,6 +109,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
                 output::print(&sentence(unknown, solved))?;
             }
             let front = front(&found, time_limit);
+            output::print(&planning::offload::sentence(&request, &found.plan))?;
             output::print(&report::plan::human(&found, (&front, &least), what.output.as_deref()))
         }
     }

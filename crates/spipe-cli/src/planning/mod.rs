@@ -11,6 +11,7 @@
 //! tensor_data  the configurations that the options of `spipe baseline` describe
 //! training   what is trained and in which formats, from the same options
 //! watch      incumbents, fast plans that are easy to read, the bar
+//! offload    what a plan keeps in DRAM, and whether it must
 //! pins       the words of `--pin`
 //! solve_for  the largest value for which a plan fits
 //! ```
@@ -20,6 +21,7 @@ mod fits;
 mod least;
 pub mod measured;
 mod microbatch_search;
+pub mod offload;
 pub mod pareto;
 pub mod pins;
 mod readable;

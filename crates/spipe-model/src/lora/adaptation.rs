@@ -1,8 +1,8 @@
 //! The adapters of one layer: parameters, work, and bytes saved for the backward.
 
-use super::Matrix;
+use super::{Matrix, Tensor};
 use crate::{
-    Batch, Block, Layer, LayerKind, LayerWork, Op, Precision,
+    Batch, Block, Experts, LayerWork, Op, Precision,
     op::{product, sum},
 };
 
@@ -32,24 +32,6 @@ pub struct Adapted {
     pub inputs: u64,
     /// The number of such matrices: one for each expert.
     pub count: u64,
-}
-
-/// `count` trained or stored tensors of one shape.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tensor {
-    /// Rows; outputs of a matrix.
-    pub rows: u64,
-    /// Columns; inputs of a matrix, 1 for a vector.
-    pub columns: u64,
-    /// The number of such tensors.
-    pub count: u64,
-}
-
-impl Tensor {
-    /// Returns the number of elements of all of them; saturates.
-    pub fn elements(&self) -> u64 {
-        product(&[self.rows, self.columns, self.count])
-    }
 }
 
 impl Adaptation {
@@ -89,12 +71,12 @@ impl Adaptation {
     }
 
     /// Returns the work of the layer with its adapters: the frozen matrices have no weight gradient.
-    pub(crate) fn adapt(&self, work: LayerWork, layer: &Layer, batch: Batch) -> LayerWork {
+    pub(crate) fn adapt(&self, work: LayerWork, experts: Option<Experts>, batch: Batch) -> LayerWork {
         let mut adapted = LayerWork { ..work };
         if self.copy.is_none() {
             adapted.backward_weight.clear();
         }
-        let more = self.work(layer, batch);
+        let more = self.work(experts, batch);
         adapted.forward.extend(more.forward);
         adapted.backward_input.extend(more.backward_input);
         adapted.backward_weight.extend(more.backward_weight);
@@ -102,10 +84,10 @@ impl Adaptation {
     }
 
     /// Returns the work of the adapters alone.
-    pub(crate) fn work(&self, layer: &Layer, batch: Batch) -> LayerWork {
+    pub(crate) fn work(&self, experts: Option<Experts>, batch: Batch) -> LayerWork {
         let mut work = LayerWork::default();
         for adapted in &self.matrices {
-            let (networks, rows) = rows(layer, adapted, batch);
+            let (networks, rows) = rows(experts, adapted, batch);
             self.one(&mut work, adapted, (networks, rows));
         }
         work
@@ -160,9 +142,9 @@ impl Adaptation {
 
     /// Returns the bytes that the adapters save: their inner vectors, and with dropout its mask (one
     /// byte) and the dropped input of each.
-    pub(crate) fn saved(&self, layer: &Layer, batch: Batch, precision: Precision) -> u64 {
+    pub(crate) fn saved(&self, experts: Option<Experts>, batch: Batch, precision: Precision) -> u64 {
         let of = |adapted: &Adapted| {
-            let (networks, rows) = rows(layer, adapted, batch);
+            let (networks, rows) = rows(experts, adapted, batch);
             let inner = product(&[self.rank, precision.bytes()]);
             let dropped = if self.dropout { product(&[adapted.inputs, 1 + precision.bytes()]) } else { 0 };
             product(&[networks, rows, sum(&[inner, dropped])])
@@ -181,12 +163,8 @@ impl Adaptation {
 }
 
 /// Returns how many products an adapter makes at once and the rows of each: experts share the rows.
-fn rows(layer: &Layer, adapted: &Adapted, batch: Batch) -> (u64, u64) {
-    let experts = match &layer.kind {
-        LayerKind::Block(block) if adapted.count > 1 => block.experts,
-        _ => None,
-    };
-    match experts {
+fn rows(experts: Option<Experts>, adapted: &Adapted, batch: Batch) -> (u64, u64) {
+    match experts.filter(|_| adapted.count > 1) {
         Some(experts) => {
             let rows = batch.tokens().saturating_mul(experts.per_token);
             let busy = experts.count.min(rows).max(1);

@@ -1,7 +1,7 @@
 //! The attachment of adapters to a model.
 
 use super::{Adaptation, Adapted, Lora, Matrix, names::last_part};
-use crate::{Batch, Block, Layer, LayerKind, Model};
+use crate::{Block, Layer, LayerKind, Model};
 use spipe_base::{Diagnostic, Faults, similar_word};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -158,27 +158,5 @@ fn missing(model: &Model, target: &str, targets: &[&str]) -> Diagnostic {
     match similar_word(last_part(target), Matrix::known().filter(has)) {
         Some(near) => fault.hint(format!("the nearest is `{near}`; {all}")),
         None => fault.hint(all),
-    }
-}
-
-impl Layer {
-    /// Returns the number of trained parameters: its own unless it is frozen, and those of adapters.
-    pub fn trained_parameters(&self) -> u64 {
-        let own = if self.trains { self.parameters } else { 0 };
-        let added = |adaptation: &Adaptation| adaptation.parameters().saturating_add(adaptation.copied_parameters());
-        own.saturating_add(self.adaptation.as_ref().map_or(0, added))
-    }
-
-    /// Whether anything in it is trained.
-    pub fn learns(&self) -> bool {
-        self.trains || self.adaptation.as_ref().is_some_and(Adaptation::trains)
-    }
-
-    /// Returns the work of its adapters alone, which is part of its [`work`](Self::work).
-    pub fn adapter_work(&self, batch: Batch) -> crate::LayerWork {
-        match &self.adaptation {
-            Some(adaptation) => adaptation.work(self, self.batch(batch)),
-            None => crate::LayerWork::default(),
-        }
     }
 }

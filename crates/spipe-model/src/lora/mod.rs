@@ -11,11 +11,14 @@
 
 mod adaptation;
 mod attach;
+mod layers;
 mod names;
+mod tensor;
 mod text;
 
-pub use adaptation::{Adaptation, Adapted, Tensor};
+pub use adaptation::{Adaptation, Adapted};
 pub use names::Matrix;
+pub use tensor::Tensor;
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;

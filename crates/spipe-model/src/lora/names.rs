@@ -1,7 +1,7 @@
 //! The matrices of a block, and the names that files give them.
 
 use super::Tensor;
-use crate::{Block, Layer, LayerKind, Mlp, Positions};
+use crate::{Block, Mlp, Positions};
 
 /// A matrix of a layer that can have an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -225,37 +225,5 @@ impl Block {
             Tensor { rows, columns, count }
         };
         all.map(tensor).collect()
-    }
-}
-
-impl Layer {
-    /// Returns the shapes of its own parameters. Whatever is not a matrix of a block or a table is
-    /// counted as vectors; a layer whose shapes are not known is one square matrix.
-    pub fn tensors(&self) -> Vec<Tensor> {
-        let (tables, width) = match &self.kind {
-            LayerKind::Block(block) => (block.matrices(), block.hidden),
-            LayerKind::Embedding(embedding) => {
-                (vec![Tensor { rows: embedding.vocabulary, columns: embedding.hidden, count: 1 }], embedding.hidden)
-            }
-            LayerKind::Head(head) if head.tied => (Vec::new(), head.hidden),
-            LayerKind::Head(head) => (vec![Tensor { rows: head.classes, columns: head.hidden, count: 1 }], head.hidden),
-            _ => {
-                let side = self.parameters.isqrt();
-                (vec![Tensor { rows: side, columns: side, count: 1 }], side.max(1))
-            }
-        };
-        let rest = self.parameters.saturating_sub(tables.iter().map(Tensor::elements).sum());
-        let width = width.max(1);
-        let vectors = [
-            Tensor { rows: width, columns: 1, count: rest / width },
-            Tensor { rows: rest % width, columns: 1, count: 1 },
-        ];
-        tables.into_iter().chain(vectors.into_iter().filter(|vectors| vectors.elements() > 0)).collect()
-    }
-
-    /// Returns the matrices that a quantised base stores in its format: those of blocks, without
-    /// routers. Embeddings, norms and heads stay in 16 bits (arXiv 2305.14314).
-    pub fn quantised(&self) -> Vec<Tensor> {
-        self.as_block().map(Block::matrices).unwrap_or_default()
     }
 }
