@@ -25,6 +25,7 @@
 //! [`Parallelism`] is the baseline without a pipeline: tensor and data parallelism over the
 //! machine's GPUs.
 
+mod added;
 mod error;
 mod formats;
 mod groups;

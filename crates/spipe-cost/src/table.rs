@@ -1,7 +1,9 @@
 //! The cost table: computed once per kind of layer and device, and indexed by layer and device.
 
 use crate::{
-    CostError, LayerMemory, Mode, Workload, compute_type,
+    CostError, LayerMemory, Mode, Workload,
+    added::Added,
+    compute_type,
     launches::launches,
     roofline::{Roofline, UNFUSED},
     steps::StepWork,
@@ -316,15 +318,18 @@ pub(crate) fn layer_time(
         passes: passes(layer, device, runtime),
     };
     let work = work(layer, workload);
-    let more = added_work(layer, workload, roofline.element);
+    let Added { work: more, converting } = Added::of(layer, workload, &roofline);
     let (times, source) = times(layer, workload, &work, &roofline)?;
     // Measured times include their launches.
     let host = match source {
         Source::Roofline => launches(layer, (&work, &more), &roofline),
         _ => [[Seconds::ZERO; 3]; 2],
     };
-    let added =
-        [roofline.total(&more.forward)?, roofline.total(&more.backward_input)?, roofline.total(&more.backward_weight)?];
+    let added = [
+        roofline.total(&more.forward)? + converting,
+        roofline.total(&more.backward_input)? + converting,
+        roofline.total(&more.backward_weight)?,
+    ];
     let replay = measured(layer, workload, &roofline).map_or(Seconds::ZERO, |time| time.replay);
     let training = workload.mode == Mode::Train;
     // A block in which something is trained has gradients inside it even if its input needs none.
@@ -359,27 +364,6 @@ pub(crate) fn layer_time(
         queueing: [shorter(0), shorter(1), shorter(2)],
         source,
     })
-}
-
-/// Returns the work of adapters and of conversions from the format of a quantised base, which each of
-/// forward and backward-input repeats. The elements of a conversion are as wide as `element` bytes.
-fn added_work(layer: &Layer, workload: &Workload, element: u64) -> LayerWork {
-    let batch = match workload.mode {
-        Mode::Train | Mode::Infer => workload.batch(),
-        Mode::Generate => layer.generated(workload.batch()),
-    };
-    let mut more = if workload.mode == Mode::Train { layer.adapter_work(batch) } else { LayerWork::default() };
-    let frozen = !(workload.mode == Mode::Train && layer.trains);
-    if let Some(base) = workload.formats.base.filter(|base| frozen && base.is_quantised()) {
-        for tensor in layer.quantised() {
-            let elements = base.converting(&tensor, element).get() / element;
-            let kernels = if base.double { 2 } else { 1 };
-            let conversion = Op::Elementwise { elements, kernels };
-            more.forward.push(conversion);
-            more.backward_input.push(conversion);
-        }
-    }
-    more
 }
 
 /// Returns the work of a layer in the workload's mode.

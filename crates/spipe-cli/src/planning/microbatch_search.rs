@@ -1,7 +1,7 @@
 //! The search over the sizes of microbatches.
 
 use super::{
-    Ended, Evaluator, Found, Request, gap, readable, refusal, remedies,
+    Ended, Evaluator, Found, Request, by_layer, gap, readable, refusal, remedies,
     sizes::{ROUNDING, Sizes},
     watch::Watched,
 };
@@ -219,12 +219,16 @@ impl Search<'_> {
         // A heuristic's plan is given as it is.
         let chooses = self.planner.claim() == Claim::OptimalWithinGap;
         let Some(watch) = request.watch.filter(|_| chooses) else {
+            let found = (solution.simulated, solution.placement);
+            (solution.simulated, solution.placement) = by_layer::least_memory(request, &workload, found);
+            solution.gap = gap(solution.simulated, solution.bound);
             return Found::new(request, workload, (solution, ended, None));
         };
         let fastest = solution.simulated;
         let limits = (self.sizes.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
         let (workload, simulated, placement) =
             readable::easiest((request, watch), (workload, &solution.placement, fastest), limits);
+        let (simulated, placement) = by_layer::least_memory(request, &workload, (simulated, placement));
         solution.gap = gap(simulated, solution.bound);
         (solution.simulated, solution.placement) = (simulated, placement);
         Found::new(request, workload, (solution, ended, Some(fastest).filter(|fastest| *fastest < simulated)))

@@ -6,6 +6,7 @@
 //!                        └─ nothing fits ─► remedies                          │
 //!                                  sensitivity (10 % more of each resource) ◄─┤
 //!                                                      pareto (less memory) ◄─┘
+//! by_layer   checkpointing layer by layer
 //! measured   the plans of measured runs, for `spipe fit`
 //! task       model, machine and workload, from the options of `spipe plan`
 //! tensor_data  the configurations that the options of `spipe baseline` describe
@@ -16,6 +17,7 @@
 //! solve_for  the largest value for which a plan fits
 //! ```
 
+mod by_layer;
 mod evaluator;
 mod fits;
 mod least;

@@ -28,7 +28,9 @@ pub fn sentence(request: &Request<'_>, plan: &Plan) -> String {
         return "Without offload: everything is on the GPUs.\n".into();
     }
     match without(request) {
-        Fit::Found(_) => "The plan offloads to DRAM because that is faster here; it would fit without offload too.\n".into(),
+        Fit::Found(_) => {
+            "The plan offloads to DRAM because that is faster here; it would fit without offload too.\n".into()
+        }
         Fit::Never => "It fits with offload to DRAM only: without, the GPUs are too small.\n".into(),
         Fit::NotFound | Fit::Late => "It fits with offload to DRAM; no plan without was found.\n".into(),
     }
