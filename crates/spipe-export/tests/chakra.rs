@@ -55,6 +55,7 @@ fn exported() -> BTreeMap<String, Vec<u8>> {
         optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
         clip_norm: None,
+        formats: spipe_cost::Formats::PLAIN,
     };
     let plan = Plan::new(model, hardware.clone(), workload, placement).unwrap();
     let program = lower(&plan.context(), plan.placement()).unwrap();

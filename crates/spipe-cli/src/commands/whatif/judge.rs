@@ -55,6 +55,7 @@ impl Training {
             optimizer: Optimizer::Adamw,
             attention: Attention::Fused,
             clip_norm: None,
+            formats: spipe_cost::Formats::PLAIN,
         };
         let workloads = planning::workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
         let bounder = Bounder::new(model.clone(), workloads.clone());
