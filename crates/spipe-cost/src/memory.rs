@@ -102,7 +102,7 @@ impl LayerMemory {
             LossKernel::Fused | LossKernel::InPlace => workspace,
             // Adapters are trained on models that are loaded in 16 bits. Under autocast the logits, their
             // shifted copy, its cast and the softmax take 12 bytes; an engine without it takes 8.
-            LossKernel::Unfused | LossKernel::InPlace if layer.adaptation.is_some() => {
+            LossKernel::Unfused if layer.adaptation.is_some() => {
                 workspace + if copies > 0 { Bytes::ZERO } else { logits }
             }
             LossKernel::Unfused => workspace + Bytes::new(logits.get() / 2 * 3),
