@@ -117,6 +117,29 @@ fn shards_and_resumed_sweeps_give_the_same_machines() {
     assert_eq!((missing.status.code(), text(&missing.stderr).contains("the parts 2 are missing")), (Some(3), true));
 }
 
+/// The bound of an iteration of GPT-2 with sequences of 512 on a machine, over all sizes of microbatches.
+fn least_iteration_ms(machine: &str, global_batch: u64) -> f64 {
+    let hardware = spipe_hardware::Hardware::from_toml("m.toml", machine).unwrap();
+    let (name, text) = spipe_model::shipped().iter().find(|(name, _)| *name == "gpt2").unwrap();
+    let model = spipe_model::Model::from_toml(name, text).unwrap();
+    let sizes = (0..).map(|power| 1 << power).take_while(|size| *size <= global_batch);
+    let bound = |microbatch: u64| {
+        let workload = spipe_cost::Workload {
+            mode: spipe_cost::Mode::Train,
+            seq_len: 512,
+            microbatch,
+            microbatches: global_batch / microbatch,
+            precision: spipe_model::Precision::Bf16,
+            optimizer: spipe_cost::Optimizer::Adamw,
+            attention: spipe_model::Attention::Fused,
+            clip_norm: None,
+        };
+        let table = spipe_cost::CostTable::new(&model, &hardware, &workload).unwrap();
+        spipe_whatif::least_iteration(&table, &hardware).to_ms()
+    };
+    sizes.map(bound).fold(f64::INFINITY, f64::min)
+}
+
 #[test]
 fn rates_are_those_of_plans_with_little_effort() {
     let folder = tempfile::tempdir().unwrap();
@@ -129,7 +152,10 @@ fn rates_are_those_of_plans_with_little_effort() {
         assert_eq!(composed.status.code(), Some(0), "{}", text(&composed.stderr));
         let flags = ["--seq-len", "512", "--global-batch", "8", "--effort", "low", "-o", "plan.json"];
         let plan = answer(at, &[&["plan", "--model", "gpt2", "--hardware", "m.toml"], &flags[..]].concat());
-        let rate = 8.0 * 512.0 / plan["simulated-iteration-ms"].as_f64().unwrap() * 1e3;
+        let iteration = plan["simulated-iteration-ms"].as_f64().unwrap();
+        let bound = least_iteration_ms(&std::fs::read_to_string(at.join("m.toml")).unwrap(), 8);
+        assert!(bound <= iteration && iteration < 3.0 * bound, "{name}: at least {bound} ms, simulated {iteration} ms");
+        let rate = 8.0 * 512.0 / iteration * 1e3;
         let rows = found["machines"].as_array().unwrap();
         let row = rows.iter().find(|row| row["machine"].as_str().unwrap().starts_with(name)).unwrap();
         let low = row["effort"]["low-tokens-per-second"].as_f64().unwrap();
