@@ -56,7 +56,10 @@ fn ranked<'a>(subject: &Subject<'a>) -> impl Iterator<Item = (String, &'a crate:
 /// The busy share of each kind of lane: the busiest lane of the kind.
 fn busy_shares(subject: &Subject<'_>) -> Grid {
     // `gpu0.compute` and `gpu1.compute` are one kind of lane.
-    let kind = |lane: &str| lane.chars().filter(|letter| !letter.is_ascii_digit()).collect::<String>();
+    let kind = |lane: &str| {
+        let (device, role) = lane.split_once('.').map_or((lane, ""), |(device, role)| (device, role));
+        format!("{} {role}", device.trim_end_matches(|letter: char| letter.is_ascii_digit())).trim_end().to_owned()
+    };
     let kinds: BTreeSet<String> =
         ranked(subject).flat_map(|(_, row)| row.shares.keys()).map(|lane| kind(lane)).collect();
     let rows = ranked(subject).map(|(name, row)| {

@@ -68,6 +68,7 @@ pub fn lines(subject: &Subject<'_>, most: usize) -> String {
     }
     for rented in subject.rented.iter().take(most) {
         let even = match rented.break_even_jobs_per_year {
+            Some(jobs) if jobs >= 10.0 => format!("owning is cheaper from {jobs:.0} times a year"),
             Some(jobs) => format!("owning is cheaper from {jobs:.1} times a year"),
             None => "renting is always cheaper".to_owned(),
         };
