@@ -154,7 +154,10 @@ fn rates_are_those_of_plans_with_little_effort() {
         let plan = answer(at, &[&["plan", "--model", "gpt2", "--hardware", "m.toml"], &flags[..]].concat());
         let iteration = plan["simulated-iteration-ms"].as_f64().unwrap();
         let bound = least_iteration_ms(&std::fs::read_to_string(at.join("m.toml")).unwrap(), 8);
-        assert!(bound <= iteration && iteration < 3.0 * bound, "{name}: at least {bound} ms, simulated {iteration} ms");
+        assert!(
+            bound <= iteration && iteration < 10.0 * bound,
+            "{name}: at least {bound} ms, simulated {iteration} ms"
+        );
         let rate = 8.0 * 512.0 / iteration * 1e3;
         let rows = found["machines"].as_array().unwrap();
         let row = rows.iter().find(|row| row["machine"].as_str().unwrap().starts_with(name)).unwrap();
