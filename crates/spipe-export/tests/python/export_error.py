@@ -28,7 +28,7 @@ def calibrate(root, seq_len):
     path = os.path.join(root, f"machine{seq_len}.toml")
     if not os.path.exists(path):
         spipe("calibrate", "--runtime", "pytorch", "--python", sys.executable, "--devices", DEVICES, "--model", "demo", "--seq-len", seq_len,
-              "--time-limit", "40s", "-o", path, limit=600)
+              "--time-limit", "30s", "-o", path, limit=600)
     return path
 
 
