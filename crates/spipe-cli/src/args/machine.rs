@@ -37,8 +37,7 @@ pub struct HardwareImport {
     /// The CPU in the catalogue
     #[arg(long, requires = "gpu")]
     pub platform: Option<String>,
-    /// The memory modules of the whole machine in the catalogue, such as 8xddr4-rdimm-32g; modules for
-    /// each channel if not given
+    /// The memory modules of the whole machine in the catalogue, such as 8xddr4-rdimm-32g
     #[arg(long, requires = "gpu")]
     pub dram: Option<String>,
     /// The profile to write, - for stdout
