@@ -51,6 +51,11 @@ pub fn is_expressible(precedence: &Precedence) -> bool {
     precedence.distance == 0 && precedence.anchor == Anchor::EndToStart
 }
 
+/// Whether an action reads what an earlier one has written.
+pub fn reads_written(from: &Action, to: &Action) -> bool {
+    from.writes.iter().any(|written| to.reads.contains(written))
+}
+
 impl Messages {
     /// The messages of `program`.
     pub fn of(program: &Program) -> Self {
@@ -65,27 +70,36 @@ impl Messages {
                 && !collective(precedence.to)
         };
         let crossing: Vec<&Precedence> = program.precedences().iter().filter(crossing).collect();
-        let sending: BTreeSet<ActionId> =
-            crossing.iter().map(|precedence| precedence.from).filter(|id| is_copy(*id)).collect();
-        let mut numbers: BTreeMap<(ActionId, DeviceId, Option<ActionId>), usize> = BTreeMap::new();
+        // A copy whose place is merely free again, or whose source may be overwritten, moves nothing to
+        // the later action: that is a signal.
+        let carries = |precedence: &Precedence| reads_written(&actions[precedence.from], &actions[precedence.to]);
+        let sending: BTreeSet<ActionId> = crossing
+            .iter()
+            .filter(|precedence| carries(precedence))
+            .map(|precedence| precedence.from)
+            .filter(|id| is_copy(*id))
+            .collect();
+        let mut numbers: BTreeMap<(ActionId, DeviceId, bool, Option<ActionId>), usize> = BTreeMap::new();
+        let mut receivers: BTreeSet<ActionId> = BTreeSet::new();
         let mut messages = Self { all: Vec::new(), awaited: BTreeMap::new(), sent: BTreeMap::new() };
         for precedence in crossing {
             let Precedence { from, to, .. } = *precedence;
-            let fetched = (!is_copy(from) && is_copy(to)).then_some(to);
-            let key = (from, homes[to], fetched);
-            let number = *numbers.entry(key).or_insert_with(|| {
-                let first = !messages.sent.contains_key(&from);
-                let taken = |to: &ActionId| messages.all.iter().any(|other: &Message| other.receiver == Some(*to));
+            let data = carries(precedence);
+            let copied = data && is_copy(from);
+            let fetched = (data && !is_copy(from) && is_copy(to)).then_some(to);
+            let number = *numbers.entry((from, homes[to], copied, fetched)).or_insert_with(|| {
+                let sent = messages.sent.get(&from);
+                let first = !sent.into_iter().flatten().any(|number| messages.all[*number].is_copied_by_sender);
                 messages.all.push(Message {
                     from,
                     devices: [homes[from], homes[to]],
                     bytes: match fetched {
                         Some(to) => moved(&actions[to]),
-                        None if is_copy(from) => moved(&actions[from]),
+                        None if copied => moved(&actions[from]),
                         None => SIGNAL,
                     },
-                    is_copied_by_sender: is_copy(from) && first,
-                    receiver: fetched.filter(|to| !sending.contains(to) && !taken(to)),
+                    is_copied_by_sender: copied && first,
+                    receiver: fetched.filter(|to| !sending.contains(to) && receivers.insert(*to)),
                 });
                 messages.sent.entry(from).or_default().push(messages.all.len() - 1);
                 messages.all.len() - 1

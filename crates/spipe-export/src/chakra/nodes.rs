@@ -9,12 +9,12 @@
 //! | precedence from data; any other, and the order of a lane | data dependency; control dependency |
 
 use super::{
-    messages::{Message, Messages, homes, is_expressible, moved},
+    messages::{Message, Messages, homes, is_expressible, moved, reads_written},
     wire::Value,
     work::Work,
 };
-use spipe_base::{ActionId, ActionKind, BufferId, Collective, DeviceId, IdVec, LaneRole};
-use spipe_schedule::{Action, Program};
+use spipe_base::{ActionId, ActionKind, Collective, DeviceId, IdVec, LaneRole};
+use spipe_schedule::{Action, Precedence, Program};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The kind of a node, by its number in Chakra's schema.
@@ -208,13 +208,10 @@ fn before(program: &Program) -> IdVec<ActionId, BTreeMap<ActionId, bool>> {
             before[pair[1]].insert(pair[0], false);
         }
     }
-    let writes = |id: ActionId| actions[id].writes.iter().map(|access| (access.buffer, access.version));
     for precedence in program.precedences().iter().filter(|precedence| is_expressible(precedence)) {
-        if homes[precedence.from] == homes[precedence.to] {
-            let read = |(buffer, version): (BufferId, u32)| {
-                actions[precedence.to].reads.iter().any(|access| access.buffer == buffer && access.version == version)
-            };
-            *before[precedence.to].entry(precedence.from).or_default() |= writes(precedence.from).any(read);
+        let Precedence { from, to, .. } = *precedence;
+        if homes[from] == homes[to] {
+            *before[to].entry(from).or_default() |= reads_written(&actions[from], &actions[to]);
         }
     }
     before

@@ -5,7 +5,7 @@ import os
 import tempfile
 import unittest
 
-from spipe import plan, spipe
+from spipe import machine, plan, spipe
 
 
 def read(path):
@@ -33,9 +33,9 @@ class Chakra(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = folder.name
 
-    def exported(self, system, *options):
+    def exported(self, system, *options, path=None):
         """The nodes of each device, after checks that hold for any plan."""
-        path = plan(self.root, system, 2, *options)
+        path = path or plan(self.root, system, 2, *options)
         folder = os.path.join(self.root, f"{system}-chakra")
         spipe("export", "chakra", path, "-o", folder)
         files = sorted(glob.glob(os.path.join(folder, "*.et")))
@@ -82,6 +82,11 @@ class Chakra(unittest.TestCase):
         self.assertEqual(kinds, {2, 7})
 
     def test_streamed_parameters_are_loads(self):
-        found = self.exported("mobius", "--pin", "stream=1..8")
+        path = os.path.join(self.root, "streamed.json")
+        spipe("plan", "--model", "demo", "--hardware", machine(self.root, 2, "90 MiB"), "--devices", "gpu0,gpu1,cpu0", "--system", "mobius",
+              "--precision", "fp32", "--seq-len", 32, "--global-batch", 8, "--microbatch", 1, "--time-limit", "3s", "-o", path)
+        found = self.exported("mobius", path=path)
         loads = [attributes(node)["tensor_size"] for nodes in found for node in nodes if node.type == 2]
         self.assertTrue(loads and all(size > 0 for size in loads))
+        # Gradients go to the socket that updates the parameters.
+        self.assertTrue(any("gradients" in node.name for node in found[0] if node.type == 5))
