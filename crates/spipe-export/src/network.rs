@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 use spipe_base::Diagnostic;
-use spipe_model::{Architecture, Block, Mlp, Model, Norm, Positions, Transformer};
+use spipe_model::{Architecture, Block, Mlp, Model, Norm, Positions, QkNorm, Transformer};
 
 /// The sizes of a decoder, as `model.py` reads them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -73,7 +73,7 @@ impl Network {
             qkv_bias: block.qkv_bias,
             output_bias: block.output_bias,
             mlp_bias: block.mlp_bias,
-            qk_norm: block.qk_norm,
+            qk_norm: block.qk_norm != QkNorm::None,
             sliding_window: block.sliding_window,
             full_attention_layers: transformer.full_attention_layers,
             tied: transformer.tied,
@@ -84,17 +84,8 @@ impl Network {
 /// The family of scripts that builds the model, or the property that none of them has.
 fn family(transformer: &Transformer) -> Result<&'static str, &'static str> {
     let block: &Block = &transformer.block;
-    if block.experts.is_some() {
-        return Err("it has experts");
-    }
-    if block.parallel_residual {
-        return Err("its attention and feed-forward network read one input (GPT-NeoX)");
-    }
-    if transformer.embedding_norm {
-        return Err("a norm follows its embedding (BLOOM)");
-    }
-    if !block.causal {
-        return Err("its attention is not causal");
+    if let Some(peculiarity) = transformer.peculiarity() {
+        return Err(peculiarity);
     }
     match (block.norm, block.mlp, block.positions) {
         (Norm::RmsNorm, Mlp::Swiglu, Positions::Rotary { fraction, .. }) if fraction < 1.0 => {

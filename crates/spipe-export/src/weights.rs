@@ -1,7 +1,7 @@
 //! Weights and tokens beside an exported script.
 
 use spipe_base::Diagnostic;
-use spipe_model::{Architecture, Model, Positions};
+use spipe_model::{Architecture, Model, Positions, QkNorm};
 
 /// The fields in which the configuration of a weights folder differs from the plan's model, each
 /// with both values.
@@ -40,7 +40,7 @@ pub fn different_fields(plan: &Model, folder: &Model) -> Vec<String> {
         ("tie_word_embeddings", here.tied, there.tied),
         ("biases of query, key and value", block.qkv_bias, other.qkv_bias),
         ("biases of the feed-forward network", block.mlp_bias, other.mlp_bias),
-        ("norms of queries and keys", block.qk_norm, other.qk_norm),
+        ("norms of queries and keys", block.qk_norm != QkNorm::None, other.qk_norm != QkNorm::None),
         ("sliding_window", block.sliding_window.is_some(), other.sliding_window.is_some()),
     ];
     fields.extend(

@@ -1,8 +1,8 @@
 //! The kinds of network, each described by a few numbers, and the layers built from them.
 
 use crate::{
-    Batch, Block, Contrast, Embedding, Encoder, Head, Layer, LayerKind, PatchEmbedding, Positions, ProfiledLayer,
-    Projection, Unet,
+    Batch, Block, Contrast, Embedding, Encoder, Head, Layer, LayerKind, Norm, NormPlaces, PatchEmbedding, Positions,
+    ProfiledLayer, Projection, QkNorm, Unet,
 };
 use spipe_base::{IdVec, LayerId};
 use std::collections::BTreeMap;
@@ -31,10 +31,12 @@ pub struct Transformer {
     pub vocabulary: u64,
     /// The number of blocks.
     pub layers: u64,
-    /// The shape of each block; the first `full_attention_layers` blocks have no sliding window.
+    /// The shape of each block, with its sliding window if any block has one.
     pub block: Block,
     /// The number of leading blocks without the sliding window (Qwen2's `max_window_layers`).
     pub full_attention_layers: u64,
+    /// Other blocks without the sliding window, in ascending order (every second one of Gemma 2).
+    pub full_attention: Vec<u64>,
     /// The blocks that have one feed-forward network in place of experts, in ascending order.
     pub dense_layers: Vec<u64>,
     /// Inner width of the feed-forward network of these blocks.
@@ -43,8 +45,22 @@ pub struct Transformer {
     pub seq_len: u64,
     /// Whether a norm follows the embedding.
     pub embedding_norm: bool,
+    /// The factor of the embedding's output (√hidden in Gemma); 1 without.
+    pub embedding_scale: f64,
+    /// Width of the embedding's vectors, where a matrix projects them to `hidden`, and one before the
+    /// head back (the smallest OPT); `hidden` without.
+    pub embedding_width: u64,
+    /// Whether a norm precedes the head.
+    pub final_norm: bool,
+    /// Whether the head's projection has a bias (Phi-2).
+    pub head_bias: bool,
+    /// The bound of logits, as that of scores ([`Block::score_cap`]); none if absent.
+    pub logit_cap: Option<f64>,
     /// Whether the head's projection shares the embedding's table.
     pub tied: bool,
+    /// The number of modules that predict further tokens (DeepSeek-V3). They are counted apart, and
+    /// neither planned nor run.
+    pub mtp_layers: u64,
 }
 
 /// An image encoder.
@@ -65,6 +81,10 @@ pub struct Vision {
 pub enum VisionEnd {
     /// A classifier with this many classes and a bias, on the class token, and its loss.
     Classes(u64),
+    /// The same on the class token and the mean of the others, side by side (DINOv2).
+    JoinedClasses(u64),
+    /// A norm of all tokens.
+    Features,
     /// A projection of the class token to a vector of this width, without a bias.
     Projection(u64),
 }
@@ -181,9 +201,33 @@ impl Layers {
 }
 
 impl Transformer {
+    /// Returns the network of these blocks with a plain embedding and head: no norm after the one, a
+    /// norm and no bias in the other, tables of their own.
+    pub fn new(vocabulary: u64, layers: u64, block: Block, seq_len: u64) -> Self {
+        Self {
+            vocabulary,
+            layers,
+            block,
+            full_attention_layers: 0,
+            full_attention: Vec::new(),
+            dense_layers: Vec::new(),
+            dense_intermediate: block.intermediate,
+            seq_len,
+            embedding_norm: false,
+            embedding_scale: 1.0,
+            embedding_width: block.hidden,
+            final_norm: true,
+            head_bias: false,
+            logit_cap: None,
+            tied: false,
+            mtp_layers: 0,
+        }
+    }
+
     /// Returns the block with this index.
     pub fn block(&self, index: u64) -> Block {
-        let sliding_window = self.block.sliding_window.filter(|_| index >= self.full_attention_layers);
+        let full = index < self.full_attention_layers || self.full_attention.binary_search(&index).is_ok();
+        let sliding_window = self.block.sliding_window.filter(|_| !full);
         if self.dense_layers.binary_search(&index).is_ok() {
             return Block { sliding_window, experts: None, intermediate: self.dense_intermediate, ..self.block };
         }
@@ -195,9 +239,11 @@ impl Transformer {
         Embedding {
             vocabulary: self.vocabulary,
             hidden: self.block.hidden,
+            table_width: self.embedding_width,
             places: places(&self.block),
             token_types: 0,
             norm: self.embedding_norm.then_some((self.block.norm, self.block.norm_epsilon)),
+            scale: self.embedding_scale,
             dropout: self.block.dropout,
         }
     }
@@ -206,13 +252,61 @@ impl Transformer {
     pub fn head(&self) -> Head {
         Head {
             hidden: self.block.hidden,
+            table_width: self.embedding_width,
             classes: self.vocabulary,
-            norm: self.block.norm,
+            norm: self.final_norm.then_some(self.block.norm),
             norm_epsilon: self.block.norm_epsilon,
-            bias: false,
+            bias: self.head_bias,
+            cap: self.logit_cap,
             every_token: true,
+            joined_mean: false,
             tied: self.tied,
         }
+    }
+
+    /// Returns the first property, in words, that neither Llama nor GPT-2 has; `None` if there is none.
+    pub fn peculiarity(&self) -> Option<&'static str> {
+        let block = &self.block;
+        let words = [
+            (block.experts.is_some(), "it has experts"),
+            (block.latent.is_some(), "its keys and values are computed from narrow vectors (DeepSeek)"),
+            (block.sinks, "its attention has sinks (gpt-oss)"),
+            (block.score_cap.is_some() || self.logit_cap.is_some(), "its scores or logits are bounded (Gemma 2)"),
+            (block.score_scale.is_some(), "its scores are scaled by another number than the width of heads (Gemma 2)"),
+            (
+                block.norms == NormPlaces::Shared,
+                "one norm serves attention and feed-forward network (GPT-J, Phi-2, Command-R)",
+            ),
+            (block.parallel_residual, "its attention and feed-forward network read one input (GPT-NeoX)"),
+            (block.norms != NormPlaces::Before, "its norms are not before the branches (Gemma 2, OLMo-2)"),
+            (
+                matches!(block.qk_norm, QkNorm::All | QkNorm::EachHead),
+                "the norms of its queries and keys have weights for each head (OLMo-2)",
+            ),
+            (block.norm == Norm::RmsNormPlusOne, "one is added to the weights of its norms (Gemma)"),
+            (
+                matches!(block.norm, Norm::LayerNormNoBias | Norm::LayerNormPlain),
+                "its layer norms have no biases (Command-R)",
+            ),
+            (block.layer_scale, "its branches are scaled (DINOv2)"),
+            (self.embedding_norm, "a norm follows its embedding (BLOOM)"),
+            (self.embedding_scale > 1.0 || self.embedding_scale < 1.0, "its embedding is scaled (Gemma)"),
+            (self.embedding_width != block.hidden, "its embedding is narrower than its blocks (OPT)"),
+            (!self.final_norm, "no norm precedes its head (OPT)"),
+            (self.head_bias, "its head has a bias (Phi-2)"),
+            (!self.full_attention.is_empty(), "some of its blocks have a sliding window in turns (Gemma 2)"),
+            (!block.causal, "its attention is not causal"),
+        ];
+        words.into_iter().find(|(holds, _)| *holds).map(|(_, word)| word)
+    }
+
+    /// Returns the parameters of the modules that predict further tokens, which use the model's
+    /// embedding and head: a block, a matrix that joins its two inputs, and three norms, of these inputs
+    /// and of the output (DeepSeek-V3, arXiv 2412.19437, section 2.2).
+    pub fn mtp_parameters(&self) -> u64 {
+        let hidden = self.block.hidden;
+        let last = self.block(self.layers.saturating_sub(1));
+        self.mtp_layers * (last.parameters() + 2 * hidden * hidden + 3 * self.block.norm.parameters(hidden))
     }
 
     fn build(&self, layers: &mut Layers) {
@@ -235,8 +329,10 @@ impl Encoder {
             vocabulary: self.vocabulary,
             hidden: self.block.hidden,
             places: places(&self.block),
+            table_width: self.block.hidden,
             token_types: self.token_types,
             norm: Some((self.block.norm, self.block.norm_epsilon)),
+            scale: 1.0,
             dropout: self.block.dropout,
         };
         let first = layers.add("embedding".into(), LayerKind::Embedding(embedding), embedding.parameters());
@@ -267,14 +363,17 @@ fn projection(block: &Block, outputs: u64) -> Projection {
 impl Vision {
     /// Returns the last layer, if it is a classifier.
     pub fn head(&self) -> Option<Head> {
-        let VisionEnd::Classes(classes) = self.end else { return None };
+        let (VisionEnd::Classes(classes) | VisionEnd::JoinedClasses(classes)) = self.end else { return None };
         Some(Head {
             hidden: self.block.hidden,
+            table_width: self.block.hidden,
             classes,
-            norm: self.block.norm,
+            norm: Some(self.block.norm),
             norm_epsilon: self.block.norm_epsilon,
             bias: true,
+            cap: None,
             every_token: false,
+            joined_mean: matches!(self.end, VisionEnd::JoinedClasses(_)),
             tied: false,
         })
     }
@@ -293,9 +392,13 @@ impl Vision {
             (Some(head), _) => {
                 layers.add(format!("{prefix}head"), LayerKind::Head(head), head.parameters());
             }
-            (None, VisionEnd::Projection(outputs) | VisionEnd::Classes(outputs)) => {
+            (None, VisionEnd::Projection(outputs)) => {
                 let end = projection(&self.block, outputs);
                 layers.add(format!("{prefix}projection"), LayerKind::Projection(end), end.parameters());
+            }
+            (None, _) => {
+                let end = projection(&self.block, 0);
+                layers.add(format!("{prefix}norm"), LayerKind::Projection(end), end.parameters());
             }
         }
         layers.tokens = None;
@@ -309,8 +412,10 @@ impl TwoTowers {
             vocabulary: text.vocabulary,
             hidden: text.block.hidden,
             places: places(&text.block),
+            table_width: text.block.hidden,
             token_types: 0,
             norm: None,
+            scale: 1.0,
             dropout: text.block.dropout,
         };
         layers.add("text.embedding".into(), LayerKind::Embedding(embedding), embedding.parameters());

@@ -13,7 +13,7 @@
 //! softmax                         b·a·s·s     e        when materialised
 //! row sums of the softmax         b·a·s       4        no (instead of the softmax when fused)
 //! softmax mask, masked softmax    b·a·s·s     1 + e    when materialised (with dropout only)
-//! attention output                t·q         e        no
+//! attention output                t·o         e        no (o = q, or a·v if values are v wide)
 //! mask of the attention branch    t·h         1        when fused (with dropout only)
 //! input of the second norm        t·h         e        no (shared with the first norm if parallel)
 //! output of the second norm       t·h         e        when fused
@@ -29,10 +29,15 @@
 //! papers, the means and deviations of norms are neglected.
 //!
 //! With experts, each token counts once per expert that it uses. The gathered inputs, the experts'
-//! outputs and the router's probabilities (4 bytes each) are kept as well.
+//! outputs and the router's probabilities (4 bytes each) are kept as well. A shared network adds to
+//! the inner width.
+//!
+//! A norm behind a branch keeps that branch's output, and its own output is added without being kept.
+//! Where one norm serves both branches, its output is kept once. Latent attention keeps its narrow
+//! vectors too, and their norms as cheap ones.
 
 use crate::{
-    Attention, Batch, Block, Precision, Recompute,
+    Attention, Batch, Block, NormPlaces, Precision, QkNorm, Recompute,
     op::{product, sum},
 };
 use spipe_base::Bytes;
@@ -64,17 +69,32 @@ impl Block {
 
     /// Elements that only a full recompute discards.
     fn kept_elements(&self, batch: Batch) -> u64 {
-        let residual = if self.parallel_residual { self.hidden } else { 2 * self.hidden };
+        let streams = if self.parallel_residual { 1 } else { 2 };
+        // The inputs of norms behind the branches.
+        let behind = if matches!(self.norms, NormPlaces::After | NormPlaces::Around) { 2 } else { 0 };
+        let residual = (streams + behind) * self.hidden;
         let networks = self.networks_per_token();
         let gathered = if self.experts.is_some() { 2 * networks * self.hidden } else { 0 };
-        let inner = networks * self.mlp.inputs() * self.intermediate;
-        product(&[batch.tokens(), residual + self.qkv_width() + self.query_width() + gathered + inner])
+        let inner = self.mlp.inputs() * self.inner_width();
+        let attend = self.qkv_width() + self.attended_width() + self.latent_width();
+        product(&[batch.tokens(), residual + attend + gathered + inner])
     }
 
     /// Elements that norms and the activation function recompute from the kept ones.
     fn cheap_elements(&self, batch: Batch) -> u64 {
-        let normalised = if self.qk_norm { self.query_width() + self.kv_width() } else { 0 };
-        product(&[batch.tokens(), 2 * self.hidden + normalised + self.networks_per_token() * self.intermediate])
+        let before = match self.norms {
+            NormPlaces::Shared => 1,
+            NormPlaces::After => 0,
+            NormPlaces::Before | NormPlaces::Around | NormPlaces::AfterSum => 2,
+        };
+        let turned = if self.qk_norm == QkNorm::None { 0 } else { self.query_width() + self.kv_width() };
+        let latent = self.latent.map_or(0, |latent| latent.query_rank.unwrap_or(0) + latent.kv_rank);
+        product(&[batch.tokens(), before * self.hidden + turned + latent + self.inner_width()])
+    }
+
+    /// Width of the vectors from which latent attention computes queries, keys and values.
+    fn latent_width(&self) -> u64 {
+        self.latent.map_or(0, |latent| latent.query_rank.unwrap_or(0) + latent.kv_rank + latent.rotary)
     }
 
     /// The dropout masks of both branches, one byte per element.
@@ -127,12 +147,12 @@ impl Block {
         let tokens = batch.tokens();
         let networks = self.networks_per_token();
         let gathered = if self.experts.is_some() { 2 * networks * self.hidden } else { 0 };
-        let mlp = product(&[tokens, networks * inner * self.intermediate + gathered]);
+        let mlp = product(&[tokens, inner * self.inner_width() + gathered]);
         let scores = match attention {
             Attention::Fused => 0,
             Attention::Materialised => product(&[2, self.scores(batch)]),
         };
-        let attend = sum(&[product(&[tokens, self.qkv_width() + self.query_width()]), scores]);
+        let attend = sum(&[product(&[tokens, self.qkv_width() + self.attended_width()]), scores]);
         Bytes::new(product(&[sum(&[product(&[2, tokens, self.hidden]), mlp.max(attend)]), precision.bytes()]))
     }
 }

@@ -7,7 +7,7 @@
 //! (arXiv 2401.10241): F = sbh(24h + 4s), B = sbh(24h + 8s), W = 24sbh².
 
 use crate::{
-    Batch, Block, Mlp, Norm, Positions, Precision,
+    Batch, Block, Experts, Latent, Linear, Mlp, NormPlaces, Positions, Precision, QkNorm,
     op::{LayerWork, Op, product},
 };
 use spipe_base::Bytes;
@@ -48,6 +48,24 @@ impl LayerWork {
     }
 }
 
+impl LayerWork {
+    /// Adds `networks` products of `rows` rows each with a matrix of a block, and its bias.
+    fn matrix(&mut self, networks: u64, rows: u64, linear: &Linear) {
+        self.linear(networks, rows, (linear.outputs, linear.inputs));
+        if linear.bias {
+            self.bias(networks.saturating_mul(rows), linear.outputs);
+        }
+    }
+}
+
+impl Experts {
+    /// Returns the number of experts that the tokens of a microbatch reach if they are distributed
+    /// evenly; at least one.
+    pub fn busy(&self, tokens: u64) -> u64 {
+        self.count.min(tokens.saturating_mul(self.per_token)).max(1)
+    }
+}
+
 impl Block {
     /// Returns the work of one microbatch.
     pub fn work(&self, batch: Batch) -> LayerWork {
@@ -56,72 +74,101 @@ impl Block {
 
     /// Returns the forward of one new token per sequence, which attends to the keys of
     /// `batch.seq_len` tokens including its own; the others come from the cache.
+    ///
+    /// Latent attention multiplies queries and outputs by the matrix that expands keys and values, in
+    /// place of expanding the cache: as many operations as for one token's keys and values (DeepSeek-V2,
+    /// section 2.1.2).
     pub fn generate(&self, batch: Batch) -> Vec<Op> {
         self.work_within(Batch { seq_len: 1, ..batch }, batch.seq_len).forward
     }
 
     /// Returns the bytes of the keys and values of one microbatch, which are read to generate the
-    /// next token: 2·t·c numbers, where t counts the tokens within the sliding window.
+    /// next token: 2·t·c numbers, where t counts the tokens within the sliding window. Latent
+    /// attention caches its narrow vector and the rotated channels.
     pub fn cache(&self, batch: Batch, precision: Precision) -> Bytes {
         let tokens = product(&[batch.microbatch, self.keys(batch.seq_len)]);
-        Bytes::new(product(&[2, tokens, self.kv_width(), precision.bytes()]))
+        let width = self.latent.map_or(2 * self.kv_width(), |latent| latent.kv_rank + latent.rotary);
+        Bytes::new(product(&[tokens, width, precision.bytes()]))
     }
 
     /// Returns the work on `batch`, whose tokens are the last of sequences of length `context`.
     fn work_within(&self, batch: Batch, context: u64) -> LayerWork {
         let mut work = LayerWork::default();
         let residual = product(&[batch.tokens(), self.hidden]);
-        work.norm(residual);
-        self.attend(&mut work, batch, context);
-        if self.dropout {
-            work.copy(residual);
+        if matches!(self.norms, NormPlaces::Before | NormPlaces::Shared | NormPlaces::Around) {
+            work.norm(residual);
         }
+        self.attend(&mut work, batch, context);
+        self.end_branch(&mut work, residual);
         if !self.parallel_residual {
             work.add(2, residual);
         }
-        work.norm(residual);
+        if self.norms != NormPlaces::Shared && self.norms != NormPlaces::After {
+            work.norm(residual);
+        }
         match self.experts {
-            None => self.feed_forward(&mut work, 1, batch.tokens()),
+            None => self.feed_forward(&mut work, 1, batch.tokens(), self.intermediate),
             Some(_) => self.feed_forward_by_experts(&mut work, batch.tokens()),
         }
-        if self.dropout {
-            work.copy(residual);
-        }
+        self.end_branch(&mut work, residual);
         work.add(if self.parallel_residual { 3 } else { 2 }, residual);
+        if self.norms == NormPlaces::AfterSum {
+            work.norm(residual);
+        }
         // Autograd runs a backward from the last operation to the first.
         work.backward_input.reverse();
         work.backward_weight.reverse();
         work
     }
 
+    /// Adds the norm, the learned scale and the dropout behind a branch.
+    fn end_branch(&self, work: &mut LayerWork, residual: u64) {
+        if matches!(self.norms, NormPlaces::After | NormPlaces::Around) {
+            work.norm(residual);
+        }
+        if self.layer_scale {
+            work.copy(residual);
+            work.backward_weight.push(Op::elementwise(product(&[2, residual])));
+        }
+        if self.dropout {
+            work.copy(residual);
+        }
+    }
+
     fn attend(&self, work: &mut LayerWork, batch: Batch, context: u64) {
         let tokens = batch.tokens();
-        work.linear(1, tokens, (self.qkv_width(), self.hidden));
-        if self.qkv_bias {
-            work.bias(tokens, self.qkv_width());
+        for linear in self.attention_inputs() {
+            work.matrix(1, tokens, &linear);
+        }
+        for width in self.latent.iter().flat_map(|latent| latent.query_rank.into_iter().chain([latent.kv_rank])) {
+            work.norm(product(&[tokens, width]));
         }
         let turned = product(&[tokens, self.query_width() + self.kv_width()]);
-        if self.qk_norm {
+        if self.qk_norm != QkNorm::None {
             work.norm(turned);
         }
         work.forward.extend(self.turning(turned));
         work.backward_input.extend(self.turning(turned));
         work.forward.push(self.attention(batch, context, false));
         work.backward_input.push(self.attention(batch, context, true));
-        work.linear(1, tokens, (self.hidden, self.query_width()));
-        if self.output_bias {
-            work.bias(tokens, self.hidden);
-        }
+        work.matrix(1, tokens, &self.attention_output());
     }
 
+    /// With latent attention, a head is as wide as the mean of its keys and values, and an expanded
+    /// cache is the narrow vector itself.
     fn attention(&self, batch: Batch, context: u64, backward: bool) -> Op {
+        let (kv_heads, head_dim) = match self.latent {
+            None => (self.kv_heads, self.head_dim),
+            Some(latent) if batch.seq_len < context => (1, (2 * latent.kv_rank + latent.rotary).div_ceil(2)),
+            Some(latent) => (self.kv_heads, (self.head_dim + latent.value_dim).div_ceil(2)),
+        };
         Op::Attention {
             batch: batch.microbatch,
             heads: self.heads,
-            kv_heads: self.kv_heads,
+            kv_heads,
             seq_q: batch.seq_len,
             seq_k: self.keys(context),
-            head_dim: self.head_dim,
+            head_dim,
             // A single token is the last one and attends to all.
             causal: self.causal && batch.seq_len > 1,
             backward,
@@ -129,53 +176,68 @@ impl Block {
     }
 
     /// Adds `networks` feed-forward networks of `rows` tokens each.
-    fn feed_forward(&self, work: &mut LayerWork, networks: u64, rows: u64) {
-        for _ in 0..self.mlp.inputs() {
-            work.linear(networks, rows, (self.intermediate, self.hidden));
-            if self.mlp_bias {
-                work.bias(networks.saturating_mul(rows), self.intermediate);
-            }
+    fn feed_forward(&self, work: &mut LayerWork, networks: u64, rows: u64, intermediate: u64) {
+        let mut linears = self.network(intermediate);
+        let down = linears.pop();
+        for linear in linears {
+            work.matrix(networks, rows, &linear);
         }
-        let inner = product(&[networks, rows, self.intermediate]);
+        let inner = product(&[networks, rows, intermediate]);
         // The forward reads each input and writes one product. The backward reads inputs and
         // gradient and writes a gradient per input.
         let inputs = self.mlp.inputs();
         work.forward.push(Op::elementwise(product(&[inputs + 1, inner])));
         work.backward_input.push(Op::elementwise(product(&[2 * inputs + 1, inner])));
-        work.linear(networks, rows, (self.hidden, self.intermediate));
-        if self.mlp_bias {
-            work.bias(networks.saturating_mul(rows), self.hidden);
+        if let Some(linear) = down {
+            work.matrix(networks, rows, &linear);
         }
     }
 
-    /// Adds a router, a gather, the experts and a weighted sum. The router is assumed to distribute
-    /// the tokens evenly, rounded up to whole tokens. If fewer rows (tokens times experts per
-    /// token) than experts exist, only one expert per row works.
+    /// Adds a router, a gather, the experts and a weighted sum, and the network that all tokens share.
+    /// The router is assumed to distribute the tokens evenly, rounded up to whole tokens. If fewer rows
+    /// (tokens times experts per token) than experts exist, only one expert per row works.
     fn feed_forward_by_experts(&self, work: &mut LayerWork, tokens: u64) {
         let Some(experts) = self.experts else { return };
         work.linear(1, tokens, (experts.count, self.hidden));
         let choices = product(&[tokens, experts.count]);
+        if experts.router_bias {
+            work.bias(tokens, experts.count);
+        }
         work.forward.push(Op::Elementwise { elements: product(&[3, choices]), kernels: 2 });
         work.backward_input.push(Op::Elementwise { elements: product(&[3, choices]), kernels: 2 });
         let rows = tokens.saturating_mul(experts.per_token);
         let gathered = product(&[rows, self.hidden]);
         work.copy(gathered);
-        let busy = experts.count.min(rows).max(1);
-        self.feed_forward(work, busy, rows.div_ceil(busy));
+        let busy = experts.busy(tokens);
+        self.feed_forward(work, busy, rows.div_ceil(busy), self.intermediate);
         work.copy(gathered);
+        if experts.shared > 0 {
+            self.feed_forward(work, 1, tokens, experts.shared);
+            if experts.shared_gate {
+                work.linear(1, tokens, (1, self.hidden));
+                work.copy(product(&[tokens, self.hidden]));
+            }
+            work.add(2, product(&[tokens, self.hidden]));
+        }
     }
 
-    /// Returns the work of a selective recompute with fused attention: all norms, the rotation of
-    /// normalised queries and keys, and the activation function.
+    /// Returns the work of a selective recompute with fused attention: all norms before the branches,
+    /// the rotation of normalised queries and keys, and the activation function.
     pub(crate) fn cheap_work(&self, batch: Batch) -> Vec<Op> {
         let residual = product(&[batch.tokens(), self.hidden]);
-        let inner = product(&[batch.tokens(), self.networks_per_token(), self.intermediate]);
-        let mut work = vec![
-            Op::elementwise(product(&[2, residual])),
-            Op::elementwise(product(&[2, residual])),
-            Op::elementwise(product(&[self.mlp.inputs() + 1, inner])),
-        ];
-        if self.qk_norm {
+        let inner = product(&[batch.tokens(), self.inner_width()]);
+        let before = match self.norms {
+            NormPlaces::Shared => 1,
+            NormPlaces::After => 0,
+            NormPlaces::Before | NormPlaces::Around | NormPlaces::AfterSum => 2,
+        };
+        let mut work = vec![Op::elementwise(product(&[2, residual])); before];
+        work.push(Op::elementwise(product(&[self.mlp.inputs() + 1, inner])));
+        if let Some(latent) = self.latent {
+            let width = latent.query_rank.unwrap_or(0) + latent.kv_rank;
+            work.push(Op::elementwise(product(&[2, batch.tokens(), width])));
+        }
+        if self.qk_norm != QkNorm::None {
             let turned = product(&[batch.tokens(), self.query_width() + self.kv_width()]);
             work.push(Op::elementwise(product(&[2, turned])));
             work.extend(self.turning(turned));
@@ -186,6 +248,7 @@ impl Block {
     /// Returns the rotation of queries and keys, if there is one.
     fn turning(&self, turned: u64) -> Option<Op> {
         let Positions::Rotary { fraction, .. } = self.positions else { return None };
+        let fraction = self.latent.map_or(fraction, |latent| latent.rotary as f64 / self.head_dim as f64);
         Some(Op::Elementwise { elements: (2.0 * turned as f64 * fraction) as u64, kernels: 2 })
     }
 
@@ -201,14 +264,11 @@ impl Block {
                 "block h{} f{} a{} kv{} d{}",
                 self.hidden, self.intermediate, self.heads, self.kv_heads, self.head_dim
             ),
-            match self.norm {
-                Norm::RmsNorm => "rms".into(),
-                Norm::LayerNorm => "ln".into(),
-            },
+            if self.norm.centres() { "ln".into() } else { "rms".into() },
+            // Activation functions cost the same.
             match self.mlp {
-                Mlp::Swiglu => "swiglu".into(),
-                // They cost the same.
-                Mlp::Gelu | Mlp::GeluTanh => "gelu".into(),
+                Mlp::Swiglu | Mlp::GegluTanh => "swiglu".into(),
+                Mlp::Gelu | Mlp::GeluTanh | Mlp::Relu => "gelu".into(),
             },
         ];
         match self.positions {
@@ -222,12 +282,24 @@ impl Block {
         }
         if let Some(experts) = self.experts {
             words.push(format!("e{}/{}", experts.per_token, experts.count));
+            if experts.shared > 0 {
+                words.push(format!("shared{}", experts.shared));
+            }
+        }
+        if let Some(Latent { query_rank, kv_rank, rotary, value_dim }) = self.latent {
+            words.push(format!("latent q{} kv{kv_rank} r{rotary} v{value_dim}", query_rank.unwrap_or(0)));
+        }
+        if let Some(word) = self.norms.word() {
+            words.push(word.into());
         }
         let flags = [
             (self.qkv_bias, "qkv-bias"),
             (self.output_bias, "output-bias"),
             (self.mlp_bias, "mlp-bias"),
-            (self.qk_norm, "qk-norm"),
+            (self.qk_norm != QkNorm::None, "qk-norm"),
+            (self.sinks, "sinks"),
+            (self.score_cap.is_some(), "capped"),
+            (self.layer_scale, "scaled"),
             (self.parallel_residual, "parallel"),
             (!self.causal, "full"),
             (self.dropout, "dropout"),

@@ -11,14 +11,18 @@ use spipe_base::Bytes;
 pub struct Embedding {
     /// The size of the vocabulary, in tokens.
     pub vocabulary: u64,
-    /// Width of a vector.
+    /// Width of the output.
     pub hidden: u64,
+    /// Width of a token's vector, which a matrix without a bias projects to `hidden` if they differ.
+    pub table_width: u64,
     /// The number of learned positions, whose vectors are added to the tokens'; 0 without.
     pub places: u64,
     /// The kinds of segments, whose vectors are added to the tokens'; 0 without (BERT: 2).
     pub token_types: u64,
     /// A norm with its epsilon after the table (BLOOM, BERT).
     pub norm: Option<(Norm, f64)>,
+    /// The factor of the tokens' vectors.
+    pub scale: f64,
     /// Whether training applies dropout to the output.
     pub dropout: bool,
 }
@@ -36,6 +40,8 @@ pub struct PatchEmbedding {
     pub hidden: u64,
     /// Whether the projection has a bias.
     pub bias: bool,
+    /// Whether a learned vector replaces hidden patches (DINOv2).
+    pub mask_token: bool,
     /// A norm with its epsilon after the embedding (CLIP).
     pub norm: Option<(Norm, f64)>,
 }
@@ -47,14 +53,21 @@ pub struct Head {
     pub hidden: u64,
     /// The number of classes: for a language model, the vocabulary.
     pub classes: u64,
-    /// The norm before the projection.
-    pub norm: Norm,
+    /// Width of the vectors that are multiplied with those of the classes. If it is not `hidden`, a
+    /// matrix without a bias comes before.
+    pub table_width: u64,
+    /// The norm before the projection, if there is one.
+    pub norm: Option<Norm>,
     /// The norm's epsilon.
     pub norm_epsilon: f64,
     /// Whether the projection has a bias.
     pub bias: bool,
+    /// The bound of logits, if there is one ([`Block::score_cap`](crate::Block::score_cap)).
+    pub cap: Option<f64>,
     /// Whether every token is classified, or only one per sequence.
     pub every_token: bool,
+    /// Whether the mean of the other tokens is put beside the classified one (DINOv2).
+    pub joined_mean: bool,
     /// Whether the projection shares the embedding's table, so that the head itself owns only the
     /// norm.
     pub tied: bool,
@@ -66,7 +79,7 @@ pub struct Head {
 pub struct Projection {
     /// Width of the input.
     pub hidden: u64,
-    /// Width of the output.
+    /// Width of the output; 0 for the norm of all tokens alone.
     pub outputs: u64,
     /// The norm before the projection.
     pub norm: Norm,
@@ -94,7 +107,13 @@ fn norm_parameters(norm: Option<(Norm, f64)>, width: u64) -> u64 {
 
 impl Embedding {
     pub(crate) fn parameters(&self) -> u64 {
-        (self.vocabulary + self.places + self.token_types) * self.hidden + norm_parameters(self.norm, self.hidden)
+        let table = self.vocabulary * self.table_width + (self.places + self.token_types) * self.hidden;
+        table + self.widening() + norm_parameters(self.norm, self.hidden)
+    }
+
+    /// Returns the parameters of the matrix after the table.
+    const fn widening(&self) -> u64 {
+        if self.table_width == self.hidden { 0 } else { self.table_width * self.hidden }
     }
 
     /// The forward gathers rows. The weight gradient reads the output's gradient and adds it to
@@ -104,6 +123,9 @@ impl Embedding {
         let mut work = LayerWork::default();
         let tables = 1 + u64::from(self.places > 0) + u64::from(self.token_types > 0);
         work.forward.push(Op::Elementwise { elements: product(&[3 * tables - 1, elements]), kernels: tables as u32 });
+        if self.widening() > 0 {
+            work.linear(1, batch.tokens(), (self.hidden, self.table_width));
+        }
         if self.norm.is_some() {
             work.norm(elements);
         }
@@ -118,15 +140,21 @@ impl Embedding {
     pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
         let elements = product(&[batch.tokens(), self.hidden]);
         let normalised = if self.norm.is_some() && keep_all { product(&[elements, precision.bytes()]) } else { 0 };
+        let narrow = if self.widening() > 0 && keep_all {
+            product(&[batch.tokens(), self.table_width, precision.bytes()])
+        } else {
+            0
+        };
         let mask = if self.dropout && keep_all { elements } else { 0 };
-        Bytes::new(sum(&[product(&[batch.tokens(), TOKEN_ID]), normalised, mask]))
+        Bytes::new(sum(&[product(&[batch.tokens(), TOKEN_ID]), normalised, narrow, mask]))
     }
 
     pub(crate) fn signature(&self) -> String {
         let norm = if self.norm.is_some() { " norm" } else { "" };
         let dropout = if self.dropout { " dropout" } else { "" };
         let types = if self.token_types > 0 { format!(" t{}", self.token_types) } else { String::new() };
-        format!("embedding v{} h{} p{}{types}{norm}{dropout}", self.vocabulary, self.hidden, self.places)
+        let narrow = if self.widening() > 0 { format!(" w{}", self.table_width) } else { String::new() };
+        format!("embedding v{} h{} p{}{types}{narrow}{norm}{dropout}", self.vocabulary, self.hidden, self.places)
     }
 }
 
@@ -146,7 +174,8 @@ impl PatchEmbedding {
         // The class token has a vector of its own, and every position, including the class token's,
         // a learned one.
         let projection = self.hidden * self.patch_width() + u64::from(self.bias) * self.hidden;
-        projection + (1 + self.tokens()) * self.hidden + norm_parameters(self.norm, self.hidden)
+        let vectors = 1 + u64::from(self.mask_token) + self.tokens();
+        projection + vectors * self.hidden + norm_parameters(self.norm, self.hidden)
     }
 
     /// The projection is a matrix product over patches; images need no gradient.
@@ -181,12 +210,23 @@ impl PatchEmbedding {
 impl Head {
     /// Returns the parameters of the projection, which a tied head shares with the embedding.
     pub(crate) const fn projection_parameters(&self) -> u64 {
-        self.hidden * self.classes
+        self.read_width() * self.classes
+    }
+
+    /// Returns the width of the vectors that are projected.
+    const fn read_width(&self) -> u64 {
+        if self.joined_mean { 2 * self.table_width } else { self.table_width }
     }
 
     pub(crate) fn parameters(&self) -> u64 {
         let projection = if self.tied { 0 } else { self.projection_parameters() };
-        projection + u64::from(self.bias) * self.classes + self.norm.parameters(self.hidden)
+        let norm = self.norm.map_or(0, |norm| norm.parameters(self.hidden));
+        projection + self.narrowing() + u64::from(self.bias) * self.classes + norm
+    }
+
+    /// Returns the parameters of the matrix before the projection.
+    const fn narrowing(&self) -> u64 {
+        if self.table_width == self.hidden { 0 } else { self.table_width * self.hidden }
     }
 
     /// Returns the number of classified tokens.
@@ -200,8 +240,13 @@ impl Head {
         let rows = self.rows(batch);
         let logits = product(&[rows, self.classes]);
         let mut work = LayerWork::default();
-        work.norm(product(&[batch.tokens(), self.hidden]));
-        work.linear(1, rows, (self.classes, self.hidden));
+        if self.norm.is_some() {
+            work.norm(product(&[batch.tokens(), self.hidden]));
+        }
+        if self.narrowing() > 0 {
+            work.linear(1, rows, (self.table_width, self.hidden));
+        }
+        work.linear(1, rows, (self.classes, self.read_width()));
         if self.bias {
             work.bias(rows, self.classes);
         }
@@ -212,7 +257,7 @@ impl Head {
         work
     }
 
-    /// The input, the norm's output, and the logits in 32 bits.
+    /// The input, the norm's output, the narrower rows, and the logits in 32 bits.
     pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
         let input = product(&[batch.tokens(), self.hidden, precision.bytes()]);
         let rest = if keep_all { sum(&[self.normalised(batch, precision), self.logits(batch)]) } else { 0 };
@@ -230,7 +275,9 @@ impl Head {
     }
 
     fn normalised(&self, batch: Batch, precision: Precision) -> u64 {
-        product(&[self.rows(batch), self.hidden, precision.bytes()])
+        let norm = if self.norm.is_some() { self.hidden } else { 0 };
+        let narrow = if self.narrowing() > 0 { self.table_width } else { 0 };
+        product(&[self.rows(batch), norm + narrow, precision.bytes()])
     }
 
     pub(crate) fn signature(&self) -> String {
@@ -238,10 +285,13 @@ impl Head {
         let bias = if self.bias { " bias" } else { "" };
         let tied = if self.tied { " tied" } else { "" };
         let norm = match self.norm {
-            Norm::RmsNorm => "rms",
-            Norm::LayerNorm => "ln",
+            Some(norm) if norm.centres() => "ln",
+            Some(_) => "rms",
+            None => "plain",
         };
-        format!("head h{} v{} {norm}{rows}{bias}{tied}", self.hidden, self.classes)
+        let narrow = if self.narrowing() > 0 { format!(" w{}", self.table_width) } else { String::new() };
+        let mean = if self.joined_mean { " mean" } else { "" };
+        format!("head h{} v{} {norm}{rows}{mean}{bias}{tied}{narrow}", self.hidden, self.classes)
     }
 }
 
@@ -253,16 +303,26 @@ impl Projection {
     pub(crate) fn work(&self, batch: Batch) -> LayerWork {
         let mut work = LayerWork::default();
         work.norm(product(&[batch.tokens(), self.hidden]));
-        work.linear(1, batch.microbatch, (self.outputs, self.hidden));
+        if self.outputs > 0 {
+            work.linear(1, batch.microbatch, (self.outputs, self.hidden));
+        }
         work.backward_input.reverse();
         work.backward_weight.reverse();
         work
     }
 
     pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
-        let pooled = if keep_all { product(&[batch.microbatch, self.hidden]) } else { 0 };
+        let pooled = if keep_all && self.outputs > 0 { product(&[batch.microbatch, self.hidden]) } else { 0 };
         let elements = sum(&[product(&[batch.tokens(), self.hidden]), pooled]);
         Bytes::new(product(&[elements, precision.bytes()]))
+    }
+
+    /// Elements of the output.
+    pub(crate) fn output_elements(&self, batch: Batch) -> u64 {
+        match self.outputs {
+            0 => product(&[batch.tokens(), self.hidden]),
+            outputs => product(&[batch.microbatch, outputs]),
+        }
     }
 
     pub(crate) fn signature(&self) -> String {

@@ -205,7 +205,7 @@ impl Layer {
             LayerKind::Block(block) => activation(block.hidden),
             LayerKind::Head(_) | LayerKind::EncoderHead(_) | LayerKind::Contrast(_) => loss_bytes(batch),
             LayerKind::Projection(projection) => {
-                Bytes::new(product(&[batch.microbatch, projection.outputs, precision.bytes()]))
+                Bytes::new(product(&[projection.output_elements(batch), precision.bytes()]))
             }
             LayerKind::Unet(layer) => {
                 Bytes::new(product(&[layer.output_elements(batch.microbatch), precision.bytes()]))

@@ -28,6 +28,7 @@
 mod architecture;
 mod block;
 mod block_memory;
+mod block_parts;
 mod block_work;
 mod check;
 mod encoder;
@@ -45,7 +46,8 @@ mod shipped;
 mod unet;
 
 pub use architecture::{Architecture, Profiled, ProfiledGroup, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
-pub use block::{Block, Experts, Mlp, Norm, Positions};
+pub use block::{Block, Experts, Latent, Mlp, Norm, NormPlaces, Positions, QkNorm};
+pub use block_parts::Linear;
 pub use encoder::{Encoder, EncoderEnd, EncoderHead};
 pub use ends::{Contrast, Embedding, Head, PatchEmbedding, Projection};
 pub use file::schema;

@@ -167,6 +167,22 @@ impl Model {
         ranges
     }
 
+    /// Returns the number of parameters that each token uses, which is less than all where it passes
+    /// through some experts of several.
+    pub fn active_parameters(&self) -> u64 {
+        let active = |layer: &Layer| layer.as_block().map_or(layer.parameters, crate::Block::active_parameters);
+        self.layers.iter().map(active).sum()
+    }
+
+    /// Returns the parameters of modules that predict further tokens, which are neither among
+    /// [`Self::parameters`] nor planned; 0 without.
+    pub fn mtp_parameters(&self) -> u64 {
+        match &self.architecture {
+            Architecture::Transformer(transformer) => transformer.mtp_parameters(),
+            _ => 0,
+        }
+    }
+
     /// Returns the number of trained parameters.
     pub fn trained_parameters(&self) -> u64 {
         self.layers.iter().map(Layer::trained_parameters).sum()

@@ -1,13 +1,13 @@
 //! The shard of a layer on one of several devices under tensor parallelism.
 
-use crate::{Block, Embedding, Head, Layer, LayerKind};
+use crate::{Block, Embedding, Experts, Head, Layer, LayerKind};
 
 impl Layer {
     /// Returns the shard of each of `tensor` devices when the layer's matrices are split as in
     /// Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Heads and the inner width of
     /// the feed-forward network are split by device, the vocabulary of embedding and head by rows.
-    /// Norms and the residual stream are replicated. `None` if the sizes are not divisible, or for
-    /// other kinds of layers.
+    /// Norms and the residual stream are replicated. `None` if the sizes are not divisible, for
+    /// latent attention, and for other kinds of layers.
     ///
     /// With fewer key and value heads than devices, several devices hold the same head.
     pub fn shard(&self, tensor: u64) -> Option<Self> {
@@ -17,9 +17,15 @@ impl Layer {
         let part = |size: u64| (tensor > 0 && size.is_multiple_of(tensor)).then(|| size / tensor);
         let (kind, parameters) = match self.kind {
             LayerKind::Block(block) => {
+                if block.latent.is_some() {
+                    return None;
+                }
                 let kv_heads = if tensor.is_multiple_of(block.kv_heads) { Some(1) } else { part(block.kv_heads) };
                 let (heads, intermediate) = (part(block.heads)?, part(block.intermediate)?);
-                let block = Block { heads, kv_heads: kv_heads?, intermediate, ..block };
+                let shared =
+                    block.experts.map(|experts| part(experts.shared).map(|shared| Experts { shared, ..experts }));
+                let experts = shared.map_or(Some(None), |experts| experts.map(Some))?;
+                let block = Block { heads, kv_heads: kv_heads?, intermediate, experts, ..block };
                 (LayerKind::Block(block), block.parameters())
             }
             LayerKind::Embedding(embedding) => {

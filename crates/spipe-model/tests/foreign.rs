@@ -40,7 +40,7 @@ fn unknown_architectures_name_the_nearest_known_ones() {
     for (config, nearest) in [
         ("\"model_type\": \"qwen2_vl\"", "the nearest known: qwen2 "),
         ("\"model_type\": \"lama\"", "the nearest known: llama "),
-        ("\"model_type\": \"deepseek_v3\", \"n_routed_experts\": 256", "the nearest known: mixtral, qwen3_moe "),
+        ("\"model_type\": \"yyy\", \"n_routed_experts\": 256", "the nearest known: mixtral, qwen3_moe "),
         ("\"model_type\": \"zz\", \"rms_norm_eps\": 1e-6", "the nearest known: llama, mistral, qwen2 "),
         ("\"model_type\": \"zz\", \"patch_size\": 16", "the nearest known: vit, clip "),
     ] {

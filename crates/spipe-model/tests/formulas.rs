@@ -10,24 +10,13 @@ fn flops(ops: &[Op]) -> f64 {
 /// The block of GPT-2 and GPT-3, whose feed-forward network is four times as wide.
 fn gpt_block(hidden: u64, heads: u64, dropout: bool) -> Block {
     Block {
-        hidden,
-        heads,
-        kv_heads: heads,
-        head_dim: hidden / heads,
-        intermediate: 4 * hidden,
         norm: Norm::LayerNorm,
-        norm_epsilon: 1e-5,
         mlp: Mlp::Gelu,
-        positions: Positions::None,
         qkv_bias: true,
         output_bias: true,
         mlp_bias: true,
-        qk_norm: false,
-        parallel_residual: false,
-        causal: true,
-        sliding_window: None,
-        experts: None,
         dropout,
+        ..Block::new((hidden, heads, hidden / heads), 4 * hidden)
     }
 }
 
@@ -160,7 +149,7 @@ fn work_is_six_operations_per_parameter_and_token() {
 
 #[test]
 fn experts_share_the_tokens_out() {
-    let experts = Some(spipe_model::Experts { count: 8, per_token: 2 });
+    let experts = Some(spipe_model::Experts::new(8, 2));
     let dense = layer(llama_block()).work(Batch { microbatch: 1, seq_len: 4096 });
     let sparse = layer(Block { experts, ..llama_block() }).work(Batch { microbatch: 1, seq_len: 4096 });
     let (t, h, f) = (4096.0, 4096.0, 14_336.0);

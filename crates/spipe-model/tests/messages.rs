@@ -161,10 +161,11 @@ fn layers_have_names_of_their_own() {
 fn configs() {
     let refused = |text: &str| Model::from_hugging_face("config.json", text).expect_err("at fault").to_string();
     assert_eq!(
-        refused("{\n  \"model_type\": \"t5\"\n}"),
-        "error: unknown model type `t5`\n  --> config.json:2:3\n\
-         hint: the nearest known: gpt2, gpt_neox, llama (known: bert, bloom, clip, gpt2, gpt_neox, llama, mistral, mixtral, phi3, qwen2, qwen3, \
-         qwen3_moe, roberta, vit)"
+        refused("{\n  \"model_type\": \"t6\"\n}"),
+        "error: unknown model type `t6`\n  --> config.json:2:3\n\
+         hint: the nearest known: gpt2, gpt_neox, llama (known: bert, bloom, clip, cohere, cohere2, deepseek_v2, deepseek_v3, dinov2, falcon, gemma, \
+         gemma2, gemma3_text, gpt2, gpt_neox, gpt_oss, gptj, granite, internlm2, llama, mistral, mixtral, olmo, olmo2, olmo3, opt, phi, phi3, \
+         qwen2, qwen2_moe, qwen3, qwen3_moe, roberta, starcoder2, vit)"
     );
     let text = "{\n  \"model_type\": \"llama\",\n  \"hidden_size\": 100,\n  \"num_attention_heads\": 7,\n  \
                 \"num_hidden_layers\": \"32\",\n  \"intermediate_size\": 0,\n  \"vocab_size\": 10\n}";
@@ -185,11 +186,11 @@ fn configs() {
 #[test]
 fn ignored_settings_of_a_config_are_warnings() {
     let text = "{\n\"model_type\": \"gpt2\", \"n_embd\": 64, \"n_head\": 4, \"n_layer\": 2, \"vocab_size\": 100,\n\
-                \"activation_function\": \"relu\",\n\"architectures\": [\"GPT2ForSequenceClassification\"]\n}";
+                \"activation_function\": \"quick_gelu\",\n\"architectures\": [\"GPT2ForSequenceClassification\"]\n}";
     let warnings = Model::from_hugging_face("small.json", text).unwrap().warnings.to_string();
     assert_eq!(
         warnings,
-        "warning: the activation function `relu` is treated as `gelu`, which costs the same; weights trained with it give \
+        "warning: the activation function `quick_gelu` is treated as `gelu_new`, which costs the same; weights trained with it give \
          slightly different results\n  --> small.json:3:1\n\
          warning: `GPT2ForSequenceClassification` is treated as a language model with its head\n  --> small.json:4:1"
     );
@@ -207,7 +208,7 @@ fn scores_and_activations_that_are_not_computed_are_warnings() {
         let warnings = Model::from_hugging_face("small.json", &text).unwrap().warnings.to_string();
         assert_eq!(warnings.contains("scores are divided by the square root"), warns, "{key}: {warnings}");
     }
-    for (word, warns) in [("gelu", false), ("gelu_new", false), ("relu", true)] {
+    for (word, warns) in [("gelu", false), ("gelu_new", false), ("relu", false), ("quick_gelu", true)] {
         let text = format!(
             "{{\"model_type\": \"vit\", \"hidden_size\": 64, \"num_attention_heads\": 4, \"num_hidden_layers\": 2,\n\
              \"intermediate_size\": 128, \"hidden_act\": \"{word}\"}}"

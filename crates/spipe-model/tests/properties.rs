@@ -3,33 +3,52 @@
 use proptest::prelude::*;
 use spipe_base::Flops;
 use spipe_model::{
-    Attention, Batch, Block, Experts, Layer, LayerKind, LayerWork, Mlp, Model, Norm, Op, Positions, Precision,
-    Recompute, shipped,
+    Attention, Batch, Block, Experts, Latent, Layer, LayerKind, LayerWork, Mlp, Model, Norm, NormPlaces, Op, Positions,
+    Precision, QkNorm, Recompute, shipped,
 };
 
 fn sizes() -> impl Strategy<Value = Block> {
     let widths = (1_u64..5, 0_u32..3, 1_u64..20, 1_u64..300);
     let flags = proptest::collection::vec(any::<bool>(), 8);
-    (widths, flags, proptest::option::of((1_u64..9, 1_u64..9)), proptest::option::of(1_u64..64)).prop_map(
-        |((kv_heads, group, half, intermediate), flags, experts, sliding_window)| Block {
-            hidden: 8 * half,
-            heads: kv_heads << group,
-            kv_heads,
-            head_dim: 2 * half,
-            intermediate,
-            norm: if flags[0] { Norm::RmsNorm } else { Norm::LayerNorm },
-            norm_epsilon: 1e-5,
-            mlp: if flags[1] { Mlp::Swiglu } else { Mlp::Gelu },
-            positions: if flags[2] { Positions::Alibi } else { Positions::Rotary { base: 1e4, fraction: 1.0 } },
-            qkv_bias: flags[3],
-            output_bias: flags[3],
-            mlp_bias: flags[4],
-            qk_norm: flags[5],
-            parallel_residual: flags[6],
-            causal: true,
-            sliding_window,
-            experts: experts.map(|(a, b)| Experts { count: a.max(b), per_token: a.min(b) }),
-            dropout: flags[7],
+    let norms = proptest::sample::select(vec![
+        (NormPlaces::Before, Norm::RmsNorm),
+        (NormPlaces::After, Norm::RmsNorm),
+        (NormPlaces::Around, Norm::RmsNormPlusOne),
+        (NormPlaces::AfterSum, Norm::LayerNorm),
+        (NormPlaces::Shared, Norm::LayerNormNoBias),
+    ]);
+    let experts = proptest::option::of((1_u64..9, 1_u64..9, 0_u64..40));
+    let latent = proptest::option::weighted(0.3, (proptest::option::of(1_u64..30), 1_u64..30, 1_u64..30));
+    (widths, flags, experts, proptest::option::of(1_u64..64), norms, latent).prop_map(
+        |((kv_heads, group, half, intermediate), flags, experts, sliding_window, (norms, norm), latent)| {
+            let heads = kv_heads << group;
+            Block {
+                kv_heads: if latent.is_some() { heads } else { kv_heads },
+                latent: latent.map(|(query_rank, kv_rank, value_dim)| Latent {
+                    query_rank,
+                    kv_rank,
+                    rotary: 1,
+                    value_dim,
+                }),
+                norm,
+                norms,
+                mlp: if flags[1] { Mlp::Swiglu } else { Mlp::Gelu },
+                positions: if flags[2] { Positions::Alibi } else { Positions::Rotary { base: 1e4, fraction: 1.0 } },
+                qkv_bias: flags[3],
+                output_bias: flags[3],
+                mlp_bias: flags[4],
+                qk_norm: if flags[5] { QkNorm::Head } else { QkNorm::None },
+                parallel_residual: flags[6] || norms == NormPlaces::Shared,
+                sliding_window,
+                experts: experts.map(|(a, b, shared)| Experts {
+                    shared,
+                    shared_gate: flags[0] && shared > 0,
+                    router_bias: flags[0],
+                    ..Experts::new(a.max(b), a.min(b))
+                }),
+                dropout: flags[7],
+                ..Block::new((8 * half, heads, 2 * half), intermediate)
+            }
         },
     )
 }
@@ -92,6 +111,7 @@ proptest! {
     fn each_product_has_two_gradients_of_its_size(block in sizes(), microbatch in 1_u64..5, seq_len in 1_u64..100) {
         let work = layer(block).work(Batch { microbatch, seq_len });
         let [forward, input, weight] = flops(&work);
+        prop_assert!(block.active_parameters() <= block.parameters());
         let attention = forward - weight;
         prop_assert!(attention > 0.0);
         prop_assert!((input - (weight + 2.0 * attention)).abs() <= 1e-9 * input);

@@ -4,7 +4,8 @@
 mod unet;
 
 use crate::{
-    Block, Encoder, EncoderEnd, PatchEmbedding, Positions, TextTower, Transformer, TwoTowers, Vision, VisionEnd,
+    Block, Encoder, EncoderEnd, Latent, Linear, NormPlaces, PatchEmbedding, Positions, QkNorm, TextTower, Transformer,
+    TwoTowers, Vision, VisionEnd,
 };
 use spipe_base::{Diagnostic, Faults, Position};
 
@@ -95,12 +96,49 @@ impl<'a> Check<'a> {
         }
         if let Some(experts) = block.experts {
             self.sizes(&[("experts", experts.count), ("experts-per-token", experts.per_token)]);
+            if experts.shared > LARGEST {
+                self.size("shared-experts-intermediate", experts.shared, LARGEST);
+            }
             if experts.per_token > experts.count {
                 let message = format!("each token uses {} of {} experts", experts.per_token, experts.count);
                 self.error("experts-per-token", message);
             }
         }
+        if let Some(latent) = block.latent {
+            self.latent(block, latent);
+        }
+        for (key, number) in [("score-cap", block.score_cap), ("score-scale", block.score_scale)] {
+            self.positive(key, number);
+        }
+        if (block.norms == NormPlaces::Shared) && !block.parallel_residual {
+            self.error("norm-places", "`norm-places = \"shared\"` needs `parallel-residual`".into());
+        }
         self.positions(block);
+    }
+
+    /// Refuses a stated number that is not positive.
+    fn positive(&mut self, key: &str, number: Option<f64>) {
+        if let Some(number) = number.filter(|number| !(number.is_finite() && *number > 0.0)) {
+            self.error(key, format!("`{key}` is {number}, not a positive number"));
+        }
+    }
+
+    fn latent(&mut self, block: &Block, latent: Latent) {
+        let Latent { query_rank, kv_rank, rotary, value_dim } = latent;
+        self.sizes(&[("kv-rank", kv_rank), ("rotary-channels", rotary), ("value-dim", value_dim)]);
+        if let Some(rank) = query_rank {
+            self.size("query-rank", rank, LARGEST);
+        }
+        if rotary >= block.head_dim {
+            let message = format!("{rotary} rotated channels leave none of a head's {} for the rest", block.head_dim);
+            self.error("rotary-channels", message);
+        }
+        if block.kv_heads != block.heads {
+            self.error("kv-heads", "with `kv-rank`, every query head has keys and values of its own".into());
+        }
+        if block.qk_norm != QkNorm::None {
+            self.error("qk-norm", "`qk-norm` has no effect with `kv-rank`".into());
+        }
     }
 
     fn positions(&mut self, block: &Block) {
@@ -109,7 +147,7 @@ impl<'a> Check<'a> {
                 if !(base.is_finite() && base > 0.0) {
                     self.error("rotary-base", format!("`rotary-base` is {base}, not a positive number"));
                 }
-                let turned = (fraction * block.head_dim as f64) as u64;
+                let turned = block.latent.map_or((fraction * block.head_dim as f64) as u64, |latent| latent.rotary);
                 if !(fraction > 0.0 && fraction <= 1.0) {
                     self.error("rotary-fraction", format!("`rotary-fraction` is {fraction}, not in 0..1"));
                 } else if !turned.is_multiple_of(2) || turned == 0 {
@@ -136,10 +174,13 @@ impl<'a> Check<'a> {
 
     /// Refuses more than [`MOST_PARAMETERS`], which also keeps the exact count within 64 bits.
     fn parameters(&mut self, block: &Block, layers: u64, rest: f64) {
-        let hidden = block.hidden as f64;
-        let matrices = block.experts.map_or(1.0, |experts| experts.count as f64) * 3.0 * block.intermediate as f64;
-        let attention = 2.0 * (block.heads as f64 + block.kv_heads as f64) * block.head_dim as f64;
-        let total = layers as f64 * hidden * (matrices + attention) + rest;
+        if !self.faults.is_harmless() {
+            // Products of these sizes may exceed 64 bits.
+            return;
+        }
+        let size = |linear: &Linear| linear.inputs as f64 * linear.outputs as f64 * linear.copies as f64;
+        let matrices: f64 = block.linears().iter().map(size).sum();
+        let total = layers as f64 * matrices + rest;
         if total > MOST_PARAMETERS {
             self.error("hidden", format!("these sizes make {total:.1e} parameters, more than {MOST_PARAMETERS:.0e}"));
         }
@@ -159,7 +200,36 @@ impl<'a> Check<'a> {
             self.error("full-attention-layers", message);
         }
         self.dense(transformer);
-        self.parameters(block, transformer.layers, 2.0 * transformer.vocabulary as f64 * block.hidden as f64);
+        self.full_attention(transformer);
+        self.size("embedding-width", transformer.embedding_width, LARGEST);
+        self.positive("embedding-scale", Some(transformer.embedding_scale));
+        self.positive("logit-cap", transformer.logit_cap);
+        self.size("mtp-layers", transformer.mtp_layers.max(1), MOST_LAYERS);
+        let layers = transformer.layers.saturating_add(transformer.mtp_layers);
+        let widest = transformer.embedding_width.max(block.hidden) as f64;
+        self.parameters(block, layers, 2.0 * (transformer.vocabulary as f64 + block.hidden as f64) * widest);
+    }
+
+    /// Checks the list of blocks without the sliding window.
+    fn full_attention(&mut self, transformer: &Transformer) {
+        let full = &transformer.full_attention;
+        if full.is_empty() {
+            return;
+        }
+        if transformer.block.sliding_window.is_none() {
+            self.error("full-attention", "`full-attention` has no effect without `sliding-window`".into());
+        }
+        self.blocks("full-attention", full, transformer.layers);
+    }
+
+    /// Refuses a list of blocks that is not in ascending order, or names a block that does not exist.
+    fn blocks(&mut self, key: &str, listed: &[u64], layers: u64) {
+        if let Some(beyond) = listed.iter().find(|index| **index >= layers) {
+            self.error(key, format!("`{key}` names block {beyond}, but the model has {layers} blocks"));
+        }
+        if listed.windows(2).any(|pair| pair[0] >= pair[1]) {
+            self.error(key, format!("`{key}` is not in ascending order"));
+        }
     }
 
     pub(crate) fn encoder(&mut self, encoder: &Encoder) {
@@ -189,13 +259,7 @@ impl<'a> Check<'a> {
         if transformer.block.experts.is_none() {
             self.error("dense-layers", "`dense-layers` has no effect without `experts`".into());
         }
-        if let Some(beyond) = dense.iter().find(|index| **index >= transformer.layers) {
-            let message = format!("block {beyond} is to be dense, but the model has {} blocks", transformer.layers);
-            self.error("dense-layers", message);
-        }
-        if dense.windows(2).any(|pair| pair[0] >= pair[1]) {
-            self.error("dense-layers", "`dense-layers` is not in ascending order".into());
-        }
+        self.blocks("dense-layers", dense, transformer.layers);
         let widest = Block { experts: None, intermediate: transformer.dense_intermediate, ..transformer.block };
         self.parameters(&widest, dense.len() as u64, 0.0);
     }
@@ -214,8 +278,9 @@ impl<'a> Check<'a> {
 
     pub(crate) fn vision_end(&mut self, end: VisionEnd) {
         match end {
-            VisionEnd::Classes(classes) => self.size("classes", classes, LARGEST),
+            VisionEnd::Classes(classes) | VisionEnd::JoinedClasses(classes) => self.size("classes", classes, LARGEST),
             VisionEnd::Projection(outputs) => self.size("projection", outputs, LARGEST),
+            VisionEnd::Features => {}
         }
     }
 

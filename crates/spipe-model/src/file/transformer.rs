@@ -1,6 +1,6 @@
 //! Model files of kind `transformer`.
 
-use crate::{Block, Experts, Mlp, Norm, Positions, Transformer, check::Check};
+use crate::{Block, Experts, Latent, Mlp, Norm, NormPlaces, Positions, QkNorm, Transformer, check::Check};
 use serde::{Deserialize, Serialize};
 use spipe_base::Diagnostic;
 
@@ -67,30 +67,81 @@ pub(crate) struct TransformerFile {
     /// Whether the feed-forward network has biases; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mlp_bias: bool,
-    /// Whether queries and keys are normalised per head; `false` if absent.
+    /// Whether queries and keys are normalised; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub qk_norm: bool,
+    /// What each of these norms covers; only with `qk-norm`, `head` if absent.
+    pub qk_norm_over: Option<QkNormWord>,
     /// Whether attention and feed-forward network both read the block's input; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub parallel_residual: bool,
+    /// The places of the norms on the residual stream; `before` if absent.
+    #[serde(default, skip_serializing_if = "is_before")]
+    pub norm_places: NormPlaces,
+    /// Whether each head has a learned score that takes a share of its softmax; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub sinks: bool,
+    /// The bound of scores s, which become bound · tanh(s ÷ bound); none if absent.
+    pub score_cap: Option<f64>,
+    /// The number by whose square root scores are divided; `head-dim` if absent.
+    pub score_scale: Option<f64>,
+    /// Width of the vector from which keys and values are computed, in latent attention; without it,
+    /// they are computed from the residual stream.
+    pub kv_rank: Option<u64>,
+    /// Width of the vector from which queries are computed; only with `kv-rank`, from the residual
+    /// stream if absent.
+    pub query_rank: Option<u64>,
+    /// The channels of each query and key that are rotated, those of keys being shared by all heads;
+    /// required with `kv-rank`.
+    pub rotary_channels: Option<u64>,
+    /// Width of a head's values; required with `kv-rank`.
+    pub value_dim: Option<u64>,
     /// Whether a norm follows the embedding; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub embedding_norm: bool,
+    /// The factor of the embedding's output; 1 if absent.
+    pub embedding_scale: Option<f64>,
+    /// Width of the embedding's vectors, where a matrix projects them to `hidden`, and one before the
+    /// head back; `hidden` if absent.
+    pub embedding_width: Option<u64>,
+    /// Whether a norm precedes the head; `true` if absent.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub final_norm: bool,
+    /// Whether the head's projection has a bias; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub head_bias: bool,
+    /// The bound of logits, as that of scores; none if absent.
+    pub logit_cap: Option<f64>,
     /// The largest number of keys that a query attends to; unlimited if absent.
     pub sliding_window: Option<u64>,
     /// The number of leading blocks without the sliding window; none if absent.
     pub full_attention_layers: Option<u64>,
+    /// Other blocks without the sliding window, counted from 0, in ascending order; none if absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub full_attention: Vec<u64>,
     /// The number of experts per block; without it, a block has a single feed-forward network and
     /// no router.
     pub experts: Option<u64>,
     /// The number of experts that each token uses; required with `experts`.
     pub experts_per_token: Option<u64>,
+    /// Inner width of the network that every token passes through beside its experts; none if absent.
+    pub shared_experts_intermediate: Option<u64>,
+    /// Whether a learned gate scales the output of that network; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shared_expert_gate: bool,
+    /// Whether the router has a bias; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub router_bias: bool,
     /// The blocks that have one feed-forward network in place of experts, counted from 0, in
     /// ascending order; none if absent.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dense_layers: Vec<u64>,
     /// Inner width of the feed-forward network of these blocks; required with `dense-layers`.
     pub dense_intermediate: Option<u64>,
+    /// The number of modules that predict further tokens, which are counted apart and not planned; none
+    /// if absent.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mtp_layers: u64,
     /// Whether training applies dropout, which keeps masks; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dropout: bool,
@@ -119,6 +170,34 @@ pub(crate) enum PositionsWord {
     None,
 }
 
+/// What the norms of queries and keys cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum QkNormWord {
+    /// Each head, with the same weights for all.
+    Head,
+    /// Each head, with weights of its own.
+    EachHead,
+    /// All heads together.
+    All,
+}
+
+fn is_before(places: &NormPlaces) -> bool {
+    *places == NormPlaces::Before
+}
+
+const fn yes() -> bool {
+    true
+}
+
+const fn is_true(flag: &bool) -> bool {
+    *flag
+}
+
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// The default epsilon of norms.
 pub(crate) const NORM_EPSILON: f64 = 1e-5;
 /// The default base of rotary angles (Su et al. 2021, arXiv 2104.09864, section 3.2.2).
@@ -145,25 +224,27 @@ pub(crate) fn head_dim(check: &mut Check<'_>, head_dim: Option<u64>, hidden: u64
 impl TransformerFile {
     /// Returns the network, and reports options that contradict each other.
     pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Transformer {
+        let head_dim = head_dim(check, self.head_dim, self.hidden, self.heads);
         let block = Block {
-            hidden: self.hidden,
-            heads: self.heads,
             kv_heads: self.kv_heads.unwrap_or(self.heads),
-            head_dim: head_dim(check, self.head_dim, self.hidden, self.heads),
-            intermediate: self.intermediate,
+            latent: self.resolve_latent(check),
             norm: self.norm,
             norm_epsilon: self.norm_epsilon.unwrap_or(NORM_EPSILON),
+            norms: self.norm_places,
             mlp: self.mlp,
             positions: self.resolve_positions(check),
             qkv_bias: self.qkv_bias,
             output_bias: self.output_bias,
             mlp_bias: self.mlp_bias,
-            qk_norm: self.qk_norm,
+            qk_norm: self.resolve_qk_norm(check),
+            sinks: self.sinks,
+            score_cap: self.score_cap,
+            score_scale: self.score_scale,
             parallel_residual: self.parallel_residual,
-            causal: true,
             sliding_window: self.sliding_window,
             experts: self.resolve_experts(check),
             dropout: self.dropout,
+            ..Block::new((self.hidden, self.heads, head_dim), self.intermediate)
         };
         if self.full_attention_layers.is_some() && self.sliding_window.is_none() {
             let message = "`full-attention-layers` has no effect without `sliding-window`";
@@ -174,16 +255,48 @@ impl TransformerFile {
             check.error(key, "`dense-layers` and `dense-intermediate` belong together".into());
         }
         Transformer {
-            vocabulary: self.vocabulary,
-            layers: self.layers,
-            block,
             full_attention_layers: self.full_attention_layers.unwrap_or(0),
+            full_attention: self.full_attention.clone(),
             dense_layers: self.dense_layers.clone(),
             dense_intermediate: self.dense_intermediate.unwrap_or(self.intermediate),
-            seq_len: self.seq_len,
             embedding_norm: self.embedding_norm,
+            embedding_scale: self.embedding_scale.unwrap_or(1.0),
+            embedding_width: self.embedding_width.unwrap_or(self.hidden),
+            final_norm: self.final_norm,
+            head_bias: self.head_bias,
+            logit_cap: self.logit_cap,
             tied: self.tied,
+            mtp_layers: self.mtp_layers,
+            ..Transformer::new(self.vocabulary, self.layers, block, self.seq_len)
         }
+    }
+
+    fn resolve_qk_norm(&self, check: &mut Check<'_>) -> QkNorm {
+        if !self.qk_norm && self.qk_norm_over.is_some() {
+            check.error("qk-norm-over", "`qk-norm-over` has no effect without `qk-norm = true`".into());
+        }
+        match self.qk_norm_over.unwrap_or(QkNormWord::Head) {
+            _ if !self.qk_norm => QkNorm::None,
+            QkNormWord::Head => QkNorm::Head,
+            QkNormWord::EachHead => QkNorm::EachHead,
+            QkNormWord::All => QkNorm::All,
+        }
+    }
+
+    fn resolve_latent(&self, check: &mut Check<'_>) -> Option<Latent> {
+        let others =
+            [("query-rank", self.query_rank), ("rotary-channels", self.rotary_channels), ("value-dim", self.value_dim)];
+        let Some(kv_rank) = self.kv_rank else {
+            for (key, _) in others.iter().filter(|(_, size)| size.is_some()) {
+                check.error(key, format!("`{key}` has no effect without `kv-rank`"));
+            }
+            return None;
+        };
+        let missing = others[1..].iter().find(|(_, size)| size.is_none());
+        if let Some((key, _)) = missing {
+            check.error("kv-rank", format!("`kv-rank` needs `{key}`"));
+        }
+        Some(Latent { query_rank: self.query_rank, kv_rank, rotary: self.rotary_channels?, value_dim: self.value_dim? })
     }
 
     fn resolve_positions(&self, check: &mut Check<'_>) -> Positions {
@@ -209,8 +322,25 @@ impl TransformerFile {
     }
 
     fn resolve_experts(&self, check: &mut Check<'_>) -> Option<Experts> {
+        let stray = [
+            ("shared-experts-intermediate", self.shared_experts_intermediate.is_some() && self.experts.is_none()),
+            ("router-bias", self.router_bias && self.experts.is_none()),
+        ];
+        for (key, _) in stray.into_iter().filter(|(_, stray)| *stray) {
+            check.error(key, format!("`{key}` has no effect without `experts`"));
+        }
+        if self.shared_expert_gate && self.shared_experts_intermediate.is_none() {
+            let message = "`shared-expert-gate` has no effect without `shared-experts-intermediate`";
+            check.error("shared-expert-gate", message.into());
+        }
         match (self.experts, self.experts_per_token) {
-            (Some(count), Some(per_token)) => Some(Experts { count, per_token }),
+            (Some(count), Some(per_token)) => Some(Experts {
+                count,
+                per_token,
+                shared: self.shared_experts_intermediate.unwrap_or(0),
+                shared_gate: self.shared_expert_gate,
+                router_bias: self.router_bias,
+            }),
             (None, None) => None,
             (Some(_), None) => {
                 check.error("experts", "`experts` needs `experts-per-token`".into());
@@ -257,16 +387,39 @@ impl TransformerFile {
             qkv_bias: block.qkv_bias,
             output_bias: block.output_bias,
             mlp_bias: block.mlp_bias,
-            qk_norm: block.qk_norm,
+            qk_norm: block.qk_norm != QkNorm::None,
+            qk_norm_over: match block.qk_norm {
+                QkNorm::None | QkNorm::Head => None,
+                QkNorm::EachHead => Some(QkNormWord::EachHead),
+                QkNorm::All => Some(QkNormWord::All),
+            },
             parallel_residual: block.parallel_residual,
+            norm_places: block.norms,
+            sinks: block.sinks,
+            score_cap: block.score_cap,
+            score_scale: block.score_scale,
+            kv_rank: block.latent.map(|latent| latent.kv_rank),
+            query_rank: block.latent.and_then(|latent| latent.query_rank),
+            rotary_channels: block.latent.map(|latent| latent.rotary),
+            value_dim: block.latent.map(|latent| latent.value_dim),
             embedding_norm: transformer.embedding_norm,
+            embedding_scale: Some(transformer.embedding_scale).filter(|scale| *scale > 1.0 || *scale < 1.0),
+            embedding_width: Some(transformer.embedding_width).filter(|width| *width != block.hidden),
+            final_norm: transformer.final_norm,
+            head_bias: transformer.head_bias,
+            logit_cap: transformer.logit_cap,
             sliding_window: block.sliding_window,
             full_attention_layers: Some(transformer.full_attention_layers)
                 .filter(|layers| *layers > 0 && block.sliding_window.is_some()),
+            full_attention: transformer.full_attention.clone(),
             experts: block.experts.map(|experts| experts.count),
             experts_per_token: block.experts.map(|experts| experts.per_token),
+            shared_experts_intermediate: block.experts.map(|experts| experts.shared).filter(|width| *width > 0),
+            shared_expert_gate: block.experts.is_some_and(|experts| experts.shared_gate),
+            router_bias: block.experts.is_some_and(|experts| experts.router_bias),
             dense_layers: transformer.dense_layers.clone(),
             dense_intermediate: Some(transformer.dense_intermediate).filter(|_| !transformer.dense_layers.is_empty()),
+            mtp_layers: transformer.mtp_layers,
             dropout: block.dropout,
         }
     }

@@ -47,10 +47,25 @@ pub(crate) struct VisionFile {
     /// Whether query, key and value projections have biases; `true` if absent.
     #[serde(default = "yes")]
     pub qkv_bias: bool,
-    /// The number of classes of the head; either this or `projection`.
+    /// The kind of feed-forward network; `gelu` if absent.
+    pub mlp: Option<Mlp>,
+    /// Whether a learned vector scales the output of each branch; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub layer_scale: bool,
+    /// Whether a learned vector replaces hidden patches; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mask_token: bool,
+    /// The number of classes of the head; this, `projection` or `features`.
     pub classes: Option<u64>,
-    /// Width of the vector that represents an image; either this or `classes`.
+    /// Whether the head reads the mean of all patches beside the class token; only with `classes`,
+    /// `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub joined_mean: bool,
+    /// Width of the vector that represents an image; this, `classes` or `features`.
     pub projection: Option<u64>,
+    /// Whether the network ends in a norm of all tokens; `false` if absent.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub features: bool,
     /// Whether training applies dropout, which keeps masks; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub dropout: bool,
@@ -161,47 +176,53 @@ pub(crate) fn encoder_block(
     (hidden, heads, intermediate): (u64, u64, u64),
     epsilon: f64,
 ) -> Block {
+    let head_dim = head_dim(check, None, hidden, heads);
     Block {
-        hidden,
-        heads,
-        kv_heads: heads,
-        head_dim: head_dim(check, None, hidden, heads),
-        intermediate,
         norm: Norm::LayerNorm,
         norm_epsilon: epsilon,
         mlp: Mlp::Gelu,
-        positions: Positions::None,
         qkv_bias: true,
         output_bias: true,
         mlp_bias: true,
-        qk_norm: false,
-        parallel_residual: false,
         causal: false,
-        sliding_window: None,
-        experts: None,
-        dropout: false,
+        ..Block::new((hidden, heads, head_dim), intermediate)
     }
 }
 
 impl VisionFile {
     /// Returns the network, and reports options that contradict each other.
     pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Vision {
-        let end = match (self.classes, self.projection) {
-            (Some(classes), None) => VisionEnd::Classes(classes),
-            (None, Some(outputs)) => VisionEnd::Projection(outputs),
-            (Some(_), Some(outputs)) => {
+        let end = match (self.classes, self.projection, self.features) {
+            (Some(classes), None, false) if self.joined_mean => VisionEnd::JoinedClasses(classes),
+            (Some(classes), None, false) => VisionEnd::Classes(classes),
+            (None, Some(outputs), false) => VisionEnd::Projection(outputs),
+            (None, None, true) => VisionEnd::Features,
+            (None, None, false) => {
+                check.error("", "one of the keys `classes` and `projection` is missing".into());
+                VisionEnd::Classes(1)
+            }
+            (Some(_), Some(outputs), false) => {
                 check
                     .error("projection", "an image encoder ends in `classes` or in a `projection`, not in both".into());
                 VisionEnd::Projection(outputs)
             }
-            (None, None) => {
-                check.error("", "one of the keys `classes` and `projection` is missing".into());
-                VisionEnd::Classes(1)
+            (_, _, true) => {
+                check.error("features", "`features` stands without `classes` and `projection`".into());
+                VisionEnd::Features
             }
         };
+        if self.joined_mean && self.classes.is_none() {
+            check.error("joined-mean", "`joined-mean` has no effect without `classes`".into());
+        }
         let epsilon = self.norm_epsilon.unwrap_or(NORM_EPSILON);
         let block = encoder_block(check, (self.hidden, self.heads, self.intermediate), epsilon);
-        let block = Block { qkv_bias: self.qkv_bias, dropout: self.dropout, ..block };
+        let block = Block {
+            qkv_bias: self.qkv_bias,
+            mlp: self.mlp.unwrap_or(block.mlp),
+            layer_scale: self.layer_scale,
+            dropout: self.dropout,
+            ..block
+        };
         check.vision_end(end);
         Vision {
             embedding: PatchEmbedding {
@@ -210,6 +231,7 @@ impl VisionFile {
                 channels: self.channels,
                 hidden: self.hidden,
                 bias: self.patch_bias,
+                mask_token: self.mask_token,
                 norm: self.embedding_norm.then_some((block.norm, epsilon)),
             },
             layers: self.layers,
@@ -221,8 +243,9 @@ impl VisionFile {
     /// Returns the file that describes a network.
     pub(crate) fn from_vision(name: &str, source: Option<&str>, vision: &Vision) -> Self {
         let (classes, projection) = match vision.end {
-            VisionEnd::Classes(classes) => (Some(classes), None),
+            VisionEnd::Classes(classes) | VisionEnd::JoinedClasses(classes) => (Some(classes), None),
             VisionEnd::Projection(outputs) => (None, Some(outputs)),
+            VisionEnd::Features => (None, None),
         };
         Self {
             format_version: super::FORMAT_VERSION,
@@ -241,8 +264,13 @@ impl VisionFile {
             intermediate: vision.block.intermediate,
             norm_epsilon: Some(vision.block.norm_epsilon),
             qkv_bias: vision.block.qkv_bias,
+            mlp: Some(vision.block.mlp).filter(|mlp| *mlp != Mlp::Gelu),
+            layer_scale: vision.block.layer_scale,
+            mask_token: vision.embedding.mask_token,
             classes,
+            joined_mean: matches!(vision.end, VisionEnd::JoinedClasses(_)),
             projection,
+            features: vision.end == VisionEnd::Features,
             dropout: vision.block.dropout,
         }
     }
@@ -277,6 +305,7 @@ impl TowersFile {
                     channels: vision.channels,
                     hidden: vision.hidden,
                     bias: false,
+                    mask_token: false,
                     norm: Some((vision_block.norm, vision_block.norm_epsilon)),
                 },
                 layers: vision.layers,

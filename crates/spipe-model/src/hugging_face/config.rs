@@ -101,6 +101,15 @@ impl<'a> Config<'a> {
         }
     }
 
+    /// Returns a number: `default` if absent, `None` if null.
+    pub(super) fn nullable_number(&mut self, key: &'static str, default: Option<f64>) -> Option<f64> {
+        match self.find(&[key]) {
+            None => default,
+            Some((_, Value::Null)) => None,
+            Some(_) => Some(self.number(&[key], default.unwrap_or_default())),
+        }
+    }
+
     /// Returns a boolean: `default` if absent or null.
     pub(super) fn flag(&mut self, key: &'static str, default: bool) -> bool {
         match self.find(&[key]) {

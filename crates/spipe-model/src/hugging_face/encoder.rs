@@ -1,8 +1,8 @@
 //! Encoders of text and images, and two towers. Defaults are those of the config classes of transformers 5.23.
 
-use super::{config::Config, decoder::gelu};
+use super::{config::Config, decoder::activation};
 use crate::{
-    Block, Encoder, EncoderEnd, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check,
+    Block, Encoder, EncoderEnd, Mlp, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check,
     file::encoder_block,
 };
 
@@ -47,11 +47,51 @@ pub(super) fn vit(config: &mut Config<'_>) -> Vision {
             channels: config.size(&["num_channels"], 3),
             hidden: block.hidden,
             bias: true,
+            mask_token: false,
             norm: None,
         },
         layers,
-        block: Block { mlp: gelu(config, "hidden_act", block.mlp), qkv_bias: config.flag("qkv_bias", true), ..block },
+        block: Block {
+            mlp: activation(config, &["hidden_act"], block.mlp),
+            qkv_bias: config.flag("qkv_bias", true),
+            ..block
+        },
         end: VisionEnd::Classes(classes),
+    }
+}
+
+/// DINOv2: a ViT whose branches are scaled; the width of its feed-forward network is a multiple of
+/// `hidden_size`, or two thirds of that, rounded up to a multiple of 8, if it is gated
+/// (`Dinov2SwiGLUFFN`). The model without a head ends in its last norm.
+pub(super) fn dinov2(config: &mut Config<'_>) -> Vision {
+    let hidden = config.stated_size(&["hidden_size"], VIT.hidden);
+    let heads = config.stated_size(HEADS, VIT.heads);
+    let ratio = config.number(&["mlp_ratio"], 4.0);
+    let gated = config.flag("use_swiglu_ffn", false);
+    let inner = (hidden as f64 * ratio) as u64;
+    let intermediate = if gated { (2 * inner / 3).div_ceil(8) * 8 } else { inner };
+    let epsilon = config.number(&["layer_norm_eps"], 1e-6);
+    let mut silent = Check::new(&|_| None);
+    let block = encoder_block(&mut silent, (hidden, heads, intermediate), epsilon);
+    let mlp = if gated { Mlp::Swiglu } else { activation(config, &["hidden_act"], block.mlp) };
+    let classes = config.entries("id2label").unwrap_or_else(|| config.size(&["num_labels"], 2));
+    let class = config.words("architectures").and_then(|classes| classes.first().copied()).unwrap_or_default();
+    let bare = class.ends_with("Model");
+    let dropout = ["hidden_dropout_prob", "attention_probs_dropout_prob"];
+    let dropout = dropout.into_iter().any(|key| config.number(&[key], 0.0) > 0.0);
+    Vision {
+        embedding: PatchEmbedding {
+            image: config.side("image_size", 224),
+            patch: config.side("patch_size", 14),
+            channels: config.size(&["num_channels"], 3),
+            hidden,
+            bias: true,
+            mask_token: config.flag("use_mask_token", true),
+            norm: None,
+        },
+        layers: config.stated_size(&["num_hidden_layers"], VIT.layers),
+        block: Block { mlp, qkv_bias: config.flag("qkv_bias", true), layer_scale: true, dropout, ..block },
+        end: if bare { VisionEnd::Features } else { VisionEnd::JoinedClasses(classes) },
     }
 }
 
@@ -92,7 +132,7 @@ pub(super) fn text(config: &mut Config<'_>, defaults: &TextEncoder) -> Encoder {
         token_types: config.size(&["type_vocab_size"], 2),
         layers,
         block: Block {
-            mlp: gelu(config, "hidden_act", block.mlp),
+            mlp: activation(config, &["hidden_act"], block.mlp),
             positions: Positions::Learned { places },
             dropout,
             ..block
@@ -144,6 +184,7 @@ fn vision_tower(config: &mut Config<'_>, projection: u64) -> Vision {
             channels: config.size(&["num_channels"], 3),
             hidden: block.hidden,
             bias: false,
+            mask_token: false,
             norm: Some((block.norm, block.norm_epsilon)),
         },
         layers,

@@ -14,7 +14,7 @@ mod wrapper;
 pub use adapter::Adapter;
 pub use index::{Component, components};
 
-use crate::{Architecture, Block, Imported, Model, check::Check, file::head_dim};
+use crate::{Architecture, Block, Imported, Model, VisionEnd, check::Check, file::head_dim};
 use config::Config;
 use serde_json::Value;
 use spipe_base::{Diagnostic, Faults, Position, position_of};
@@ -22,22 +22,15 @@ use spipe_base::{Diagnostic, Faults, Position, position_of};
 /// The class name that `diffusers` writes in place of a model type.
 const DENOISER: &str = "UNet2DConditionModel";
 
-const KNOWN: [&str; 14] = [
-    "bert",
-    "bloom",
-    "clip",
-    "gpt2",
-    "gpt_neox",
-    "llama",
-    "mistral",
-    "mixtral",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "qwen3_moe",
-    "roberta",
-    "vit",
-];
+/// The known model types beside decoders.
+const OTHERS: [&str; 5] = ["bert", "clip", "dinov2", "roberta", "vit"];
+
+/// Returns the known model types, sorted.
+fn known() -> Vec<&'static str> {
+    let mut known: Vec<&str> = decoder::ROWS.iter().map(|row| row.name).chain(OTHERS).collect();
+    known.sort_unstable();
+    known
+}
 
 impl Model {
     /// Reads a Hugging Face config; `file` is its name in messages.
@@ -56,7 +49,7 @@ impl Model {
     pub fn from_hugging_face(file: &str, text: &str) -> Result<Imported, Faults> {
         let mut value = parse(file, text)?;
         let start = position_of(file, text, 0);
-        let wrapped = wrapper::inner(&mut value, &KNOWN);
+        let wrapped = wrapper::inner(&mut value, &known());
         let Some(table) = value.as_object() else {
             return Err(Diagnostic::error("a config is a JSON object").at(start).into());
         };
@@ -107,24 +100,18 @@ fn type_of<'a>(config: &Config<'a>) -> Option<&'a str> {
 }
 
 fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architecture, Faults> {
-    Ok(Architecture::Transformer(match model_type {
-        "llama" => decoder::llama(config),
-        "mistral" => decoder::mistral(config),
-        "mixtral" => decoder::mixtral(config),
-        "qwen2" => decoder::qwen2(config),
-        "qwen3" => decoder::qwen3(config),
-        "qwen3_moe" => decoder::qwen3_moe(config),
-        "phi3" => decoder::phi3(config),
-        "gpt2" => decoder::gpt2(config),
-        "gpt_neox" => decoder::gpt_neox(config),
-        "bloom" => decoder::bloom(config),
-        DENOISER => return Ok(Architecture::Unet(denoiser::unet(config))),
-        "bert" => return Ok(Architecture::Encoder(encoder::text(config, &encoder::BERT))),
-        "roberta" => return Ok(Architecture::Encoder(encoder::text(config, &encoder::ROBERTA))),
-        "vit" => return Ok(Architecture::Vision(encoder::vit(config))),
-        "clip" => return Ok(Architecture::TwoTowers(encoder::clip(config))),
+    if let Some(row) = decoder::ROWS.iter().find(|row| row.name == model_type) {
+        return Ok(Architecture::Transformer(row.read(config)));
+    }
+    Ok(match model_type {
+        DENOISER => Architecture::Unet(denoiser::unet(config)),
+        "bert" => Architecture::Encoder(encoder::text(config, &encoder::BERT)),
+        "roberta" => Architecture::Encoder(encoder::text(config, &encoder::ROBERTA)),
+        "vit" => Architecture::Vision(encoder::vit(config)),
+        "dinov2" => Architecture::Vision(encoder::dinov2(config)),
+        "clip" => Architecture::TwoTowers(encoder::clip(config)),
         unknown => return Err(nearest::unknown(config, unknown).into()),
-    }))
+    })
 }
 
 /// Warns of settings of the network that the model cannot express.
@@ -142,6 +129,9 @@ fn warn(config: &mut Config<'_>, architecture: &Architecture) {
             "LM"
         }
     };
+    if matches!(architecture, Architecture::Vision(vision) if vision.end == VisionEnd::Features) {
+        return;
+    }
     let other = config.words("architectures").and_then(|classes| {
         let fits = |class: &&str| class.ends_with(expected) || class.ends_with("LMHeadModel");
         classes.into_iter().find(|class| !fits(class))

@@ -1,6 +1,6 @@
 //! Refusals of unknown architectures, with the nearest known ones.
 
-use super::{DENOISER, KNOWN, config::Config};
+use super::{DENOISER, config::Config, known};
 use spipe_base::{Diagnostic, similar_word};
 
 /// The fewest leading letters that make two types relatives: `qwen2_vl` and `qwen2`.
@@ -17,23 +17,28 @@ pub(super) fn no_type(config: &Config<'_>) -> Diagnostic {
     match config.word("_class_name") {
         Some(class) => Diagnostic::error(format!("unknown class `{class}`"))
             .hint(format!("the known class of `diffusers` is {DENOISER}")),
-        None => Diagnostic::error("the key `model_type` is missing").hint(format!("known: {}", KNOWN.join(", "))),
+        None => Diagnostic::error("the key `model_type` is missing").hint(format!("known: {}", known().join(", "))),
     }
 }
 
 fn advice(nearest: &[&str]) -> String {
-    format!("the nearest known: {} (known: {})", nearest.join(", "), KNOWN.join(", "))
+    format!("the nearest known: {} (known: {})", nearest.join(", "), known().join(", "))
 }
 
 /// The known types that are nearest to `unknown`: by name, otherwise by the keys of the config.
 fn nearest(config: &Config<'_>, unknown: &str) -> Vec<&'static str> {
     let word = unknown.to_ascii_lowercase();
     let shared = |known: &str| known.bytes().zip(word.bytes()).take_while(|(one, other)| one == other).count();
-    let most = KNOWN.iter().map(|known| shared(known)).max().unwrap_or(0);
-    if most >= FAMILY {
-        return KNOWN.into_iter().filter(|known| shared(known) == most).collect();
+    // The longest type that `unknown` starts with is the class from which it descends.
+    let whole = known().into_iter().filter(|known| word.starts_with(known) && known.len() >= FAMILY);
+    if let Some(root) = whole.max_by_key(|known| known.len()) {
+        return vec![root];
     }
-    if let Some(similar) = similar_word(&word, KNOWN) {
+    let most = known().iter().map(|known| shared(known)).max().unwrap_or(0);
+    if most >= FAMILY {
+        return known().into_iter().filter(|known| shared(known) == most).collect();
+    }
+    if let Some(similar) = similar_word(&word, known()) {
         return vec![similar];
     }
     if ["num_experts", "num_local_experts", "n_routed_experts"].into_iter().any(|key| config.has(key)) {

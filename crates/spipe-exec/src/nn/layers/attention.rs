@@ -8,7 +8,7 @@ use super::{
 };
 use crate::nn::kernels::{self, Angles, Attention, Rope};
 use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
-use spipe_model::{Block, Norm, Positions};
+use spipe_model::{Block, Positions, QkNorm};
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -19,8 +19,8 @@ use std::{
 #[derive(Clone, Debug)]
 pub(crate) struct AttentionUnit {
     block: Block,
-    /// Norms of queries and keys by head.
-    head_norms: Option<NormUnit>,
+    /// Norms of queries and keys.
+    norms: Option<[NormUnit; 2]>,
     constants: Arc<Mutex<BTreeMap<ConstantKey, Constants>>>,
     kernels: Arc<Mutex<BTreeMap<(usize, usize), Attention>>>,
     /// The angles of the positions asked for last; all microbatches of an iteration ask for the
@@ -73,9 +73,21 @@ impl AttentionUnit {
         if matches!(block.positions, Positions::Alibi) {
             return Err("ALiBi is not computed");
         }
-        let head_norms = block.qk_norm.then(|| NormUnit::new(Norm::RmsNorm, block.norm_epsilon, block.head_dim));
+        if block.latent.is_some() {
+            return Err("latent attention is not computed");
+        }
+        if block.sinks {
+            return Err("sinks of the attention are not computed");
+        }
+        let norms = |widths: [u64; 2]| Some(widths.map(|width| NormUnit::new(block.norm, block.norm_epsilon, width)));
+        let norms = match block.qk_norm {
+            QkNorm::None => None,
+            QkNorm::Head => norms([block.head_dim; 2]),
+            QkNorm::All => norms([block.query_width(), block.kv_width()]),
+            QkNorm::EachHead => return Err("norms of heads with weights of their own are not computed"),
+        };
         let (constants, kernels, last_angles) = Default::default();
-        Ok(Self { block: *block, head_norms, constants, kernels, last_angles })
+        Ok(Self { block: *block, norms, constants, kernels, last_angles })
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
@@ -89,9 +101,9 @@ impl AttentionUnit {
         if block.qkv_bias {
             all.extend(BIASES.iter().zip([queries, keys, keys]).map(|(name, width)| Parameter::bias(name, width)));
         }
-        if let Some(norm) = &self.head_norms {
-            all.extend(norm.parameters(["attention.query-norm.weight", ""]));
-            all.extend(norm.parameters(["attention.key-norm.weight", ""]));
+        if let Some([queries, keys]) = &self.norms {
+            all.extend(queries.parameters(["attention.query-norm.weight", "attention.query-norm.bias"]));
+            all.extend(keys.parameters(["attention.key-norm.weight", "attention.key-norm.bias"]));
         }
         all.push(Parameter::weight("attention.output.weight", queries, block.hidden));
         if block.output_bias {
@@ -103,8 +115,6 @@ impl AttentionUnit {
     pub fn forward(&self, parameters: &[Matrix], input: Matrix, pass: &PassContext) -> Matrix {
         let block = &self.block;
         let (sequences, seq_len) = pass.batch;
-        let [heads, kv_heads, width] = [block.heads, block.kv_heads, block.head_dim].map(|number| number as usize);
-        let tokens = sequences * seq_len;
         let mut rest = parameters.iter().cloned();
         let mut next = || rest.next().expect("as many parameters as `parameters` lists");
         let weights = [next(), next(), next()];
@@ -113,13 +123,17 @@ impl AttentionUnit {
             projected = projected.map(|projection| projection + next());
         }
         let [mut queries, mut keys, values] = projected;
-        if let Some(norm) = &self.head_norms {
-            let by_head = |matrix: Matrix, heads| matrix.reshape([tokens * heads, width]);
-            queries = norm.forward(&[next()], by_head(queries, heads)).reshape([tokens, heads * width]);
-            keys = norm.forward(&[next()], by_head(keys, kv_heads)).reshape([tokens, kv_heads * width]);
+        if let Some([of_queries, of_keys]) = &self.norms {
+            queries = normed(of_queries, queries, &mut next);
+            keys = normed(of_keys, keys, &mut next);
+        }
+        if let Some(scale) = block.score_scale {
+            // Scores are divided by √head_dim later.
+            queries = queries * (block.head_dim as f64 / scale).sqrt();
         }
         let mixed = match pass.cache() {
-            None => kernels::apply(self.kernel(pass.batch), [&queries, &keys, &values])
+            None => self
+                .applied(|| self.kernel(pass.batch), [&queries, &keys, &values])
                 .unwrap_or_else(|| self.mix(pass.batch, [queries, keys, values])),
             Some(cache) => {
                 let positions = cache.past..cache.past + seq_len;
@@ -129,12 +143,17 @@ impl AttentionUnit {
                 let [keys, values] = cache.join(sequences, window, [keys, values]);
                 let first = positions.end - keys.dims()[0] / sequences;
                 let span = Span { sequences, keys: first..positions.end, queries: positions };
-                kernels::apply(self.plain_kernel(&span), [&queries, &keys, &values])
+                self.applied(|| self.plain_kernel(&span), [&queries, &keys, &values])
                     .unwrap_or_else(|| self.mix_turned(&span, [queries, keys, values]))
             }
         };
         let output = pass.multiply(mixed, next());
         if block.output_bias { output + next() } else { output }
+    }
+
+    /// The output of this crate's kernel, where it runs; it has no bound of scores.
+    fn applied(&self, kernel: impl Fn() -> Attention, inputs: [&Matrix; 3]) -> Option<Matrix> {
+        self.block.score_cap.is_none().then(|| kernels::apply(kernel(), inputs)).flatten()
     }
 
     /// The value of the kernel, by Burn's operations.
@@ -162,7 +181,8 @@ impl AttentionUnit {
     fn mix_heads(&self, span: &Span, inputs: [Matrix; 3], mask: Option<Tensor<4>>) -> Matrix {
         let Block { heads, kv_heads, head_dim, .. } = self.block;
         let [heads, key_heads, width] = [heads, kv_heads, head_dim].map(|number| number as usize);
-        replayed(&ScaledDotProduct { span: span.clone(), heads, key_heads, width, mask }, inputs)
+        let cap = self.block.score_cap;
+        replayed(&ScaledDotProduct { span: span.clone(), heads, key_heads, width, cap, mask }, inputs)
     }
 
     /// Rows of queries or keys, rotated by the positions of their tokens.
@@ -305,6 +325,8 @@ struct ScaledDotProduct {
     key_heads: usize,
     /// Channels of a head.
     width: usize,
+    /// The bound of scores.
+    cap: Option<f64>,
     /// Added to the scores of every head.
     mask: Option<Tensor<4>>,
 }
@@ -330,9 +352,16 @@ impl ScaledDotProduct {
         [queries, each(keys), each(values)]
     }
 
-    /// The probabilities in f32.
-    fn shares(&self, queries: &Tensor<4>, keys: &Tensor<4>) -> Tensor<4> {
+    /// The scores in f32, bounded if there is a bound, and their slopes by the unbounded ones.
+    fn scores(&self, queries: &Tensor<4>, keys: &Tensor<4>) -> (Tensor<4>, Option<Tensor<4>>) {
         let scores = wide(queries.clone().matmul(keys.clone().swap_dims(2, 3)));
+        let Some(cap) = self.cap else { return (scores, None) };
+        let share = (scores / cap).tanh();
+        (share.clone() * cap, Some(share.square().neg() + 1.0))
+    }
+
+    /// The probabilities in f32.
+    fn shares(&self, scores: Tensor<4>) -> Tensor<4> {
         softmax(
             match &self.mask {
                 Some(mask) => scores + mask.clone(),
@@ -372,21 +401,28 @@ impl ScaledDotProduct {
 impl Replayed<3> for ScaledDotProduct {
     fn value(&self, inputs: [Matrix; 3]) -> Matrix {
         let [queries, keys, values] = self.heads(inputs);
-        let shares = cast(self.shares(&queries, &keys), float(values.dtype()));
+        let (scores, _) = self.scores(&queries, &keys);
+        let shares = cast(self.shares(scores), float(values.dtype()));
         self.by_token(shares.matmul(values))
     }
 
     /// With P = softmax of the scores S and Y = P V: dV = Pᵀ dY, dP = dY Vᵀ, dS = P (dP − Σ dP P),
-    /// dQ = dS K, dK = dSᵀ Q.
+    /// dQ = dS K, dK = dSᵀ Q. A bound of scores multiplies dS by 1 − tanh².
     fn gradients(&self, inputs: [Matrix; 3], gradient: Matrix) -> [Matrix; 3] {
         let shapes = inputs.each_ref().map(Tensor::dims);
         let [queries, keys, values] = self.heads(inputs);
         let gradient = self.by_head(gradient, self.heads, &self.span.queries);
         let width = float(values.dtype());
-        let shares = self.shares(&queries, &keys);
+        let (scores, slopes) = self.scores(&queries, &keys);
+        let shares = self.shares(scores);
         let of_shares = wide(gradient.clone().matmul(values.swap_dims(2, 3)));
         let across = (of_shares.clone() * shares.clone()).sum_dim(3);
-        let of_scores = cast((of_shares - across) * shares.clone(), width);
+        let of_scores = (of_shares - across) * shares.clone();
+        let of_scores = match slopes {
+            Some(slopes) => of_scores * slopes,
+            None => of_scores,
+        };
+        let of_scores = cast(of_scores, width);
         let of_values = cast(shares, width).swap_dims(2, 3).matmul(gradient);
         let of_keys = of_scores.clone().swap_dims(2, 3).matmul(queries);
         let of_queries = self.by_token(of_scores.matmul(keys)) * self.scale();
@@ -395,6 +431,14 @@ impl Replayed<3> for ScaledDotProduct {
         // Rows may be those of heads instead of tokens.
         [of_queries.reshape(shapes[0]), of_keys.reshape(shapes[1]), of_values.reshape(shapes[2])]
     }
+}
+
+/// Rows of `input`, as wide as the norm, normalised each with the norm's parameters.
+fn normed(norm: &NormUnit, input: Matrix, next: &mut impl FnMut() -> Matrix) -> Matrix {
+    let [rows, columns] = input.dims();
+    let parameters: Vec<Matrix> = (0..norm.count()).map(|_| next()).collect();
+    let width = norm.width();
+    norm.forward(&parameters, input.reshape([rows * columns / width, width])).reshape([rows, columns])
 }
 
 /// x cos + x P sin, where P moves each channel to its partner with its sign, which is exact in any

@@ -7,17 +7,26 @@ use super::{
     replay::{Replayed, replayed},
 };
 use crate::nn::kernels::{self, GELU_CUBE, GELU_TWICE, Gelu, Swiglu};
-use burn::tensor::activation::{gelu, sigmoid, silu};
-use spipe_model::{Block, Mlp};
+use burn::tensor::activation::{gelu, relu, sigmoid, silu};
+use spipe_model::{Block, Mlp, NormPlaces};
 
 /// A block.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockUnit {
     block: Block,
     attention: AttentionUnit,
-    attention_norm: NormUnit,
-    mlp_norm: NormUnit,
+    /// The norms before the attention, behind it, before the feed-forward network, and behind that, as
+    /// far as they exist ([`NormPlaces`]).
+    norms: [Option<NormUnit>; 4],
 }
+
+/// The names of these norms' parameters.
+const NORM_NAMES: [[&str; 2]; 4] = [
+    ["attention-norm.weight", "attention-norm.bias"],
+    ["attention-end-norm.weight", "attention-end-norm.bias"],
+    ["mlp-norm.weight", "mlp-norm.bias"],
+    ["mlp-end-norm.weight", "mlp-end-norm.bias"],
+];
 
 impl BlockUnit {
     pub fn new(block: &Block) -> Result<Self, &'static str> {
@@ -27,23 +36,34 @@ impl BlockUnit {
         if block.dropout {
             return Err("dropout is not computed: set `dropout = false` in the model file");
         }
+        if block.layer_scale {
+            return Err("scales of branches are not computed");
+        }
         let norm = NormUnit::new(block.norm, block.norm_epsilon, block.hidden);
-        Ok(Self { block: *block, attention: AttentionUnit::new(block)?, attention_norm: norm.clone(), mlp_norm: norm })
+        let present = match block.norms {
+            NormPlaces::Before => [true, false, true, false],
+            NormPlaces::Shared => [true, false, false, false],
+            NormPlaces::After | NormPlaces::AfterSum => [false, true, false, true],
+            NormPlaces::Around => [true; 4],
+        };
+        let norms = present.map(|present| present.then(|| norm.clone()));
+        Ok(Self { block: *block, attention: AttentionUnit::new(block)?, norms })
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
-        let mut all = self.attention_norm.parameters(["attention-norm.weight", "attention-norm.bias"]);
-        all.extend(self.attention.parameters());
-        all.extend(self.mlp_norm.parameters(["mlp-norm.weight", "mlp-norm.bias"]));
-        all.extend(self.mlp_parameters());
-        all
+        let [before, behind, second, last] = [0, 1, 2, 3].map(|place| {
+            let unit: Option<&NormUnit> = self.norms[place].as_ref();
+            unit.map(|norm| norm.parameters(NORM_NAMES[place])).unwrap_or_default()
+        });
+        let attention = self.attention.parameters();
+        [before, attention, behind, second, self.mlp_parameters(), last].concat()
     }
 
     fn mlp_parameters(&self) -> Vec<Parameter> {
         let Block { hidden, intermediate, mlp, mlp_bias, .. } = self.block;
         let inner: &[[&str; 2]] = match mlp {
-            Mlp::Swiglu => &[["mlp.gate.weight", "mlp.gate.bias"], ["mlp.up.weight", "mlp.up.bias"]],
-            Mlp::Gelu | Mlp::GeluTanh => &[["mlp.up.weight", "mlp.up.bias"]],
+            Mlp::Swiglu | Mlp::GegluTanh => &[["mlp.gate.weight", "mlp.gate.bias"], ["mlp.up.weight", "mlp.up.bias"]],
+            Mlp::Gelu | Mlp::GeluTanh | Mlp::Relu => &[["mlp.up.weight", "mlp.up.bias"]],
         };
         let matrices = inner.iter().map(|names| (*names, hidden, intermediate));
         let matrices = matrices.chain([(["mlp.down.weight", "mlp.down.bias"], intermediate, hidden)]);
@@ -56,18 +76,42 @@ impl BlockUnit {
     }
 
     pub fn forward(&self, parameters: &[Matrix], input: Matrix, pass: &PassContext) -> Matrix {
-        let (attention_norm, rest) = parameters.split_at(self.attention_norm.count());
-        let (attention, rest) = rest.split_at(self.attention.parameters().len());
-        let (mlp_norm, mlp) = rest.split_at(self.mlp_norm.count());
-        let attended =
-            self.attention.forward(attention, self.attention_norm.forward(attention_norm, input.clone()), pass);
+        let mut rest = parameters;
+        let mut take = |count: usize| {
+            let (taken, left) = rest.split_at(count);
+            rest = left;
+            taken
+        };
+        let counts = self.norms.each_ref().map(|norm| norm.as_ref().map_or(0, NormUnit::count));
+        let before = take(counts[0]);
+        let attention = take(self.attention.parameters().len());
+        let (behind, second) = (take(counts[1]), take(counts[2]));
+        let (mlp, last) = (take(self.mlp_parameters().len()), take(counts[3]));
+        let after_sum = self.block.norms == NormPlaces::AfterSum;
+        let behind_branch = |place, parameters, branch: Matrix| {
+            if after_sum { branch } else { self.normed(place, parameters, branch) }
+        };
+        let first = self.normed(0, before, input.clone());
+        let attended = behind_branch(1, behind, self.attention.forward(attention, first.clone(), pass));
         if self.block.parallel_residual {
-            let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, input.clone()), pass);
-            return input + attended + fed;
+            let read = if self.norms[2].is_some() { self.normed(2, second, input.clone()) } else { first };
+            return input + attended + behind_branch(3, last, self.mlp(mlp, read, pass));
         }
-        let middle = input + attended;
-        let fed = self.mlp(mlp, self.mlp_norm.forward(mlp_norm, middle.clone()), pass);
-        middle + fed
+        let mut middle = input + attended;
+        if after_sum {
+            middle = self.normed(1, behind, middle);
+        }
+        let fed = self.mlp(mlp, self.normed(2, second, middle.clone()), pass);
+        let output = middle + behind_branch(3, last, fed);
+        if after_sum { self.normed(3, last, output) } else { output }
+    }
+
+    /// The input, normalised if there is a norm at this place.
+    fn normed(&self, place: usize, parameters: &[Matrix], input: Matrix) -> Matrix {
+        match &self.norms[place] {
+            Some(norm) => norm.forward(parameters, input),
+            None => input,
+        }
     }
 
     fn mlp(&self, parameters: &[Matrix], input: Matrix, pass: &PassContext) -> Matrix {
@@ -82,6 +126,11 @@ impl BlockUnit {
                 let (gate, up) = (linear(input.clone()), linear(input));
                 kernels::apply(Swiglu, [&gate, &up]).unwrap_or_else(|| replayed(&Gated, [gate, up]))
             }
+            Mlp::GegluTanh => {
+                let (gate, up) = (linear(input.clone()), linear(input));
+                kernels::apply(Gelu::Tanh, [&gate]).unwrap_or_else(|| replayed(&Approximate, [gate])) * up
+            }
+            Mlp::Relu => relu(linear(input)),
             Mlp::Gelu => {
                 let inner = linear(input);
                 kernels::apply(Gelu::Exact, [&inner]).unwrap_or_else(|| gelu(inner))
@@ -100,10 +149,14 @@ impl BlockUnit {
         let Block { hidden, intermediate, mlp, .. } = self.block;
         let inner = match mlp {
             Mlp::Swiglu => 3 * intermediate,
-            Mlp::Gelu | Mlp::GeluTanh => 2 * intermediate,
+            // The gate's activation is kept too, for the product.
+            Mlp::GegluTanh => 4 * intermediate,
+            Mlp::Gelu | Mlp::GeluTanh | Mlp::Relu => 2 * intermediate,
         };
-        // The residual stream twice, each time with its norm.
-        let own = sequences * seq_len * (2 * hidden * 2 + inner) + self.attention.saved(sequences, seq_len, ours);
+        // The residual stream twice, each time with its norm, and the branches that have norms behind them.
+        let behind = if self.block.norms == NormPlaces::Around { 2 } else { 0 };
+        let own =
+            sequences * seq_len * ((2 * 2 + behind) * hidden + inner) + self.attention.saved(sequences, seq_len, ours);
         SavedNumbers { own, wide: 0 }
     }
 }

@@ -16,6 +16,9 @@ impl EmbeddingUnit {
         if shape.dropout {
             return Err("dropout is not computed: set `dropout = false` in the model file");
         }
+        if shape.table_width != shape.hidden {
+            return Err("projections of a narrower table are not computed");
+        }
         let norm = shape.norm.map(|(norm, epsilon)| NormUnit::new(norm, epsilon, shape.hidden));
         Ok(Self { shape: *shape, norm })
     }
@@ -35,6 +38,9 @@ impl EmbeddingUnit {
         let hidden = self.shape.hidden as usize;
         let tokens = pass.inputs().reshape([sequences * seq_len]);
         let mut output = pass.look_up(parameters[0].clone(), tokens);
+        if self.shape.scale > 1.0 || self.shape.scale < 1.0 {
+            output = output * self.shape.scale;
+        }
         let mut used = 1;
         if self.shape.places > 0 {
             let past = pass.past() as i64;

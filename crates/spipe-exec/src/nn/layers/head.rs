@@ -17,16 +17,24 @@ use spipe_model::Head;
 #[derive(Clone, Debug)]
 pub(crate) struct HeadUnit {
     shape: Head,
-    norm: NormUnit,
+    norm: Option<NormUnit>,
 }
 
 impl HeadUnit {
-    pub fn new(shape: &Head) -> Self {
-        Self { shape: *shape, norm: NormUnit::new(shape.norm, shape.norm_epsilon, shape.hidden) }
+    pub fn new(shape: &Head) -> Result<Self, &'static str> {
+        if shape.table_width != shape.hidden {
+            return Err("projections to a narrower table are not computed");
+        }
+        if shape.joined_mean {
+            return Err("means of patches are not computed");
+        }
+        let norm = shape.norm.map(|norm| NormUnit::new(norm, shape.norm_epsilon, shape.hidden));
+        Ok(Self { shape: *shape, norm })
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
-        let mut all = self.norm.parameters(["norm.weight", "norm.bias"]);
+        let norm = self.norm.iter().flat_map(|norm| norm.parameters(["norm.weight", "norm.bias"]));
+        let mut all: Vec<Parameter> = norm.collect();
         if !self.shape.tied {
             all.push(Parameter::weight("projection.weight", self.shape.hidden, self.shape.classes));
         }
@@ -39,15 +47,21 @@ impl HeadUnit {
     /// the following token is unknown, the cross-entropy is that of the answer. A tied head
     /// projects with `table`, the embedding's, classes × width.
     pub fn forward(&self, parameters: &[Matrix], table: Option<&Matrix>, input: Matrix, pass: &PassContext) -> Signal {
-        let (norm, projection) = parameters.split_at(self.norm.count());
+        let (norm, projection) = parameters.split_at(self.norm.as_ref().map_or(0, NormUnit::count));
         let input = if self.shape.every_token { input } else { first_of_each(input, pass.batch) };
-        let input = self.norm.forward(norm, input);
+        let input = match &self.norm {
+            Some(unit) => unit.forward(norm, input),
+            None => input,
+        };
         let (mut logits, bias) = match table.filter(|_| self.shape.tied) {
             Some(table) => (kernels::matmul_transposed(input.clone(), table.clone()), projection),
             None => (pass.multiply(input.clone(), projection[0].clone()), &projection[1..]),
         };
         if self.shape.bias {
             logits = logits + bias[0].clone();
+        }
+        if let Some(cap) = self.shape.cap {
+            logits = (wide(logits) / cap).tanh() * cap;
         }
         if !pass.answers() {
             let targets = pass.targets().expect("a training pass has targets");
@@ -73,7 +87,9 @@ impl HeadUnit {
     pub const fn saved(&self, sequences: u64, seq_len: u64) -> SavedNumbers {
         let Head { hidden, classes, .. } = self.shape;
         let rows = if self.shape.every_token { sequences * seq_len } else { sequences };
-        SavedNumbers { own: (sequences * seq_len + rows) * hidden, wide: rows * classes }
+        // A bound keeps its hyperbolic tangent.
+        let copies = if self.shape.cap.is_some() { 2 } else { 1 };
+        SavedNumbers { own: (sequences * seq_len + rows) * hidden, wide: copies * rows * classes }
     }
 }
 

@@ -175,9 +175,12 @@ impl Arithmetic {
         }
         match &layer.kind {
             LayerKind::Embedding(embedding) => EmbeddingUnit::new(embedding).map(Self::Embedding),
+            LayerKind::PatchEmbedding(embedding) if embedding.mask_token => {
+                Err("vectors of hidden patches are not computed")
+            }
             LayerKind::PatchEmbedding(embedding) => Ok(Self::Patches(PatchUnit::new(embedding))),
             LayerKind::Block(block) => BlockUnit::new(block).map(|unit| Self::Block(Box::new(unit))),
-            LayerKind::Head(head) => Ok(Self::Head(HeadUnit::new(head))),
+            LayerKind::Head(head) => HeadUnit::new(head).map(Self::Head),
             LayerKind::EncoderHead(_) => Err("heads of text encoders are planned only"),
             LayerKind::Projection(_) | LayerKind::Contrast(_) => Err("contrastive losses are not computed"),
             LayerKind::Unet(shape) => Ok(Self::Unet(UnetUnit::new(shape), Box::new(layer.clone()))),

@@ -21,19 +21,28 @@ impl NormUnit {
         Self { norm, epsilon, width }
     }
 
+    /// Length of the vectors.
+    pub const fn width(&self) -> usize {
+        self.width as usize
+    }
+
+    /// Its weight and its bias, as far as it has them. A weight that is added to one starts as zero.
     pub fn parameters(&self, names: [&'static str; 2]) -> Vec<Parameter> {
-        let weight = Parameter { initialisation: Initialisation::Ones, ..Parameter::bias(names[0], self.width) };
+        let ones = Parameter { initialisation: Initialisation::Ones, ..Parameter::bias(names[0], self.width) };
         match self.norm {
-            Norm::RmsNorm => vec![weight],
-            Norm::LayerNorm => vec![weight, Parameter::bias(names[1], self.width)],
+            Norm::RmsNorm | Norm::LayerNormNoBias => vec![ones],
+            Norm::RmsNormPlusOne => vec![Parameter::bias(names[0], self.width)],
+            Norm::LayerNorm => vec![ones, Parameter::bias(names[1], self.width)],
+            Norm::LayerNormPlain => Vec::new(),
         }
     }
 
     /// Number of its parameters.
     pub const fn count(&self) -> usize {
         match self.norm {
-            Norm::RmsNorm => 1,
+            Norm::RmsNorm | Norm::RmsNormPlusOne | Norm::LayerNormNoBias => 1,
             Norm::LayerNorm => 2,
+            Norm::LayerNormPlain => 0,
         }
     }
 
@@ -41,15 +50,23 @@ impl NormUnit {
     /// and adds a bias (Ba, Kiros, Hinton 2016).
     pub fn forward(&self, parameters: &[Matrix], input: Matrix) -> Matrix {
         let epsilon = self.epsilon as f32;
-        let found = match self.norm {
-            Norm::RmsNorm => kernels::apply(RmsNorm { epsilon }, [&input, &parameters[0]]),
-            Norm::LayerNorm => kernels::apply(LayerNorm { epsilon }, [&input, &parameters[0], &parameters[1]]),
+        let constant = |value: f64| {
+            let shape = [1, self.width as usize];
+            Matrix::full(shape, value, (&input.device().without_autodiff(), input.dtype()))
+        };
+        let weight = match (self.norm, parameters) {
+            (Norm::RmsNormPlusOne, [weight, ..]) => weight.clone() + 1.0,
+            (_, [weight, ..]) => weight.clone(),
+            (_, []) => constant(1.0),
         };
         let function = Normed { norm: self.norm, epsilon: self.epsilon };
-        found.unwrap_or_else(|| match self.norm {
-            Norm::RmsNorm => replayed(&function, [input, parameters[0].clone()]),
-            Norm::LayerNorm => replayed(&function, [input, parameters[0].clone(), parameters[1].clone()]),
-        })
+        if !self.norm.centres() {
+            let found = kernels::apply(RmsNorm { epsilon }, [&input, &weight]);
+            return found.unwrap_or_else(|| replayed(&function, [input, weight]));
+        }
+        let bias = parameters.get(1).cloned().unwrap_or_else(|| constant(0.0));
+        let found = kernels::apply(LayerNorm { epsilon }, [&input, &weight, &bias]);
+        found.unwrap_or_else(|| replayed(&function, [input, weight, bias]))
     }
 }
 
@@ -64,10 +81,7 @@ impl Normed {
     /// The normalised input, and its divisor.
     fn scaled(&self, input: Matrix) -> [Matrix; 2] {
         let input = wide(input);
-        let centred = match self.norm {
-            Norm::RmsNorm => input,
-            Norm::LayerNorm => input.clone() - input.mean_dim(1),
-        };
+        let centred = if self.norm.centres() { input.clone() - input.mean_dim(1) } else { input };
         let spread = (centred.clone().square().mean_dim(1) + self.epsilon).sqrt();
         [centred / spread.clone(), spread]
     }
@@ -78,10 +92,7 @@ impl Normed {
         let [scaled, spread] = self.scaled(input.clone());
         let inner = gradient.clone() * wide(weight.clone());
         let across = (inner.clone() * scaled.clone()).mean_dim(1);
-        let centred = match self.norm {
-            Norm::RmsNorm => inner,
-            Norm::LayerNorm => inner.clone() - inner.mean_dim(1),
-        };
+        let centred = if self.norm.centres() { inner.clone() - inner.mean_dim(1) } else { inner };
         let of_input = (centred - scaled.clone() * across) / spread;
         [cast(of_input, float(input.dtype())), cast((gradient * scaled).sum_dim(0), float(weight.dtype()))]
     }

@@ -38,7 +38,9 @@ impl Family {
     /// The family of `model`, if there is one.
     pub fn of(model: &Model) -> Option<Self> {
         match model.architecture() {
-            Architecture::Transformer(transformer) => Self::of_block(&transformer.block),
+            Architecture::Transformer(transformer) => {
+                transformer.peculiarity().is_none().then(|| Self::of_block(&transformer.block)).flatten()
+            }
             Architecture::Vision(vision) if vision.head().is_some() && vision.embedding.norm.is_none() => {
                 Some(Self::Vit)
             }
@@ -47,13 +49,10 @@ impl Family {
     }
 
     fn of_block(block: &Block) -> Option<Self> {
-        let plain = !block.parallel_residual && block.experts.is_none();
         match (block.norm, block.mlp, block.positions) {
-            (Norm::RmsNorm, Mlp::Swiglu, Positions::Rotary { fraction, .. }) if plain && fraction >= 1.0 => {
-                Some(Self::Llama)
-            }
+            (Norm::RmsNorm, Mlp::Swiglu, Positions::Rotary { fraction, .. }) if fraction >= 1.0 => Some(Self::Llama),
             (Norm::LayerNorm, Mlp::Gelu | Mlp::GeluTanh, Positions::Learned { .. })
-                if plain && block.qkv_bias && block.output_bias && block.mlp_bias =>
+                if block.qkv_bias && block.output_bias && block.mlp_bias =>
             {
                 Some(Self::Gpt2)
             }
