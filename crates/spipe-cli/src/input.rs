@@ -18,8 +18,19 @@ pub fn model(given: &str) -> Result<Model, Failure> {
     model_part(given, None)
 }
 
-/// The same; `part` is the name of a part of a pipeline of models.
+/// The same; `part` is the name of a part of a pipeline of models. A model that is only counted is
+/// refused.
 pub fn model_part(given: &str, part: Option<&str>) -> Result<Model, Failure> {
+    let model = shown_part(given, part)?;
+    if let Architecture::Counted(counted) = model.architecture() {
+        let message = format!("`{}` is a `{}`, which is counted and not planned", model.name(), counted.what);
+        return Err(Failure::argument(message, "`spipe model show` counts it; plan its language model alone"));
+    }
+    Ok(model)
+}
+
+/// The same, with models that are only counted.
+pub fn shown_part(given: &str, part: Option<&str>) -> Result<Model, Failure> {
     if std::path::Path::new(given).is_dir() || given.ends_with("model_index.json") {
         return model_files::folder(given, part).map(model_files::with_remarks);
     }

@@ -46,6 +46,7 @@ impl Network {
                 Architecture::Profiled(_) => "its layers are known by measurements only",
                 Architecture::Unet(_) => "it is a denoising network with skip connections",
                 Architecture::TwoTowers(_) => "it has two towers",
+                Architecture::Counted(_) => "it is counted only",
                 _ => "it reads images",
             }));
         };

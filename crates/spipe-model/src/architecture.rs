@@ -1,8 +1,8 @@
 //! The kinds of network, each described by a few numbers, and the layers built from them.
 
 use crate::{
-    Batch, Block, Contrast, Embedding, Encoder, Head, Layer, LayerKind, Norm, NormPlaces, PatchEmbedding, Positions,
-    ProfiledLayer, Projection, QkNorm, Unet,
+    Batch, Block, Contrast, Counted, Embedding, Encoder, Head, Layer, LayerKind, Norm, NormPlaces, PatchEmbedding,
+    Positions, ProfiledLayer, Projection, QkNorm, Unet,
 };
 use spipe_base::{IdVec, LayerId};
 use std::collections::BTreeMap;
@@ -22,6 +22,8 @@ pub enum Architecture {
     Unet(Unet),
     /// Layers described by measurements.
     Profiled(Profiled),
+    /// Parts that are counted and not planned.
+    Counted(Counted),
 }
 
 /// A decoder-only language model.
@@ -85,6 +87,9 @@ pub enum VisionEnd {
     JoinedClasses(u64),
     /// A norm of all tokens.
     Features,
+    /// A modulated norm and a projection of every token to this many values: the noise in a patch
+    /// (DiT).
+    Patches(u64),
     /// A projection of the class token to a vector of this width, without a bias.
     Projection(u64),
 }
@@ -150,6 +155,7 @@ impl Architecture {
             Self::TwoTowers(towers) => towers.text.seq_len,
             Self::Unet(unet) => unet.latent * unet.latent,
             Self::Profiled(profiled) => profiled.measured_at.seq_len,
+            Self::Counted(_) => 1,
         }
     }
 
@@ -162,6 +168,7 @@ impl Architecture {
             Self::TwoTowers(towers) => towers.build(&mut layers),
             Self::Unet(unet) => unet.build(&mut layers),
             Self::Profiled(profiled) => profiled.build(&mut layers),
+            Self::Counted(counted) => counted.build(&mut layers),
         }
         layers.layers
     }
@@ -260,6 +267,7 @@ impl Transformer {
             cap: self.logit_cap,
             every_token: true,
             joined_mean: false,
+            modulated: false,
             tied: self.tied,
         }
     }
@@ -361,9 +369,13 @@ fn projection(block: &Block, outputs: u64) -> Projection {
 }
 
 impl Vision {
-    /// Returns the last layer, if it is a classifier.
+    /// Returns the last layer, if it has a loss.
     pub fn head(&self) -> Option<Head> {
-        let (VisionEnd::Classes(classes) | VisionEnd::JoinedClasses(classes)) = self.end else { return None };
+        let (VisionEnd::Classes(classes) | VisionEnd::JoinedClasses(classes) | VisionEnd::Patches(classes)) = self.end
+        else {
+            return None;
+        };
+        let patches = matches!(self.end, VisionEnd::Patches(_));
         Some(Head {
             hidden: self.block.hidden,
             table_width: self.block.hidden,
@@ -372,8 +384,9 @@ impl Vision {
             norm_epsilon: self.block.norm_epsilon,
             bias: true,
             cap: None,
-            every_token: false,
+            every_token: patches,
             joined_mean: matches!(self.end, VisionEnd::JoinedClasses(_)),
+            modulated: patches,
             tied: false,
         })
     }
@@ -439,6 +452,16 @@ impl Unet {
             let parameters = placed.layer.parameters();
             let id = layers.add(placed.name, LayerKind::Unet(placed.layer), parameters);
             layers.layers[id].inputs = placed.inputs.into_iter().map(LayerId::from).collect();
+        }
+    }
+}
+
+impl Counted {
+    fn build(&self, layers: &mut Layers) {
+        for part in &self.parts {
+            for name in part.names() {
+                layers.add(name, LayerKind::Counted, part.parameters);
+            }
         }
     }
 }

@@ -52,6 +52,8 @@ pub struct Block {
     pub experts: Option<Experts>,
     /// Whether a learned vector scales the output of each branch (DINOv2).
     pub layer_scale: bool,
+    /// Whether a time step and a class shift, scale and gate both branches (DiT).
+    pub modulation: Option<Modulation>,
     /// Whether training applies dropout to attention scores and to the output of both branches,
     /// which keeps masks.
     pub dropout: bool,
@@ -170,8 +172,15 @@ pub struct Experts {
     pub shared: u64,
     /// Whether a learned gate scales the output of that network (Qwen2-MoE).
     pub shared_gate: bool,
-    /// Whether the router has a bias (gpt-oss).
+    /// Whether the router has a bias (gpt-oss, DeepSeek-V3).
     pub router_bias: bool,
+}
+
+/// The modulation of a block's branches by a time step and a class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Modulation {
+    /// The number of classes, each with a vector in every block.
+    pub classes: u64,
 }
 
 impl Norm {
@@ -257,6 +266,7 @@ impl Block {
             sliding_window: None,
             experts: None,
             layer_scale: false,
+            modulation: None,
             dropout: false,
         }
     }

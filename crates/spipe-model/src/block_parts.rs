@@ -129,9 +129,10 @@ impl Block {
         self.feed_forward_linears().iter().map(Linear::parameters).sum()
     }
 
-    /// Returns the parameters of the norms on the residual stream and of the scales of branches.
+    /// Returns the parameters of the norms on the residual stream, of the scales of branches and of their modulation.
     fn other_parameters(&self) -> u64 {
         let scales = if self.layer_scale { 2 * self.hidden } else { 0 };
-        self.norms.count() * self.norm.parameters(self.hidden) + scales
+        let modulation = self.modulation.map_or(0, |modulation| modulation.parameters(self.hidden));
+        self.norms.count() * self.norm.parameters(self.hidden) + scales + modulation
     }
 }

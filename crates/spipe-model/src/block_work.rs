@@ -95,6 +95,7 @@ impl Block {
     fn work_within(&self, batch: Batch, context: u64) -> LayerWork {
         let mut work = LayerWork::default();
         let residual = product(&[batch.tokens(), self.hidden]);
+        self.modulate(&mut work, batch.microbatch, residual);
         if matches!(self.norms, NormPlaces::Before | NormPlaces::Shared | NormPlaces::Around) {
             work.norm(residual);
         }
@@ -300,6 +301,7 @@ impl Block {
             (self.sinks, "sinks"),
             (self.score_cap.is_some(), "capped"),
             (self.layer_scale, "scaled"),
+            (self.modulation.is_some(), "modulated"),
             (self.parallel_residual, "parallel"),
             (!self.causal, "full"),
             (self.dropout, "dropout"),

@@ -40,6 +40,9 @@ pub struct PatchEmbedding {
     pub hidden: u64,
     /// Whether the projection has a bias.
     pub bias: bool,
+    /// Whether a class token comes before the patches, and positions are learned; otherwise they are
+    /// fixed (DiT).
+    pub class_token: bool,
     /// Whether a learned vector replaces hidden patches (DINOv2).
     pub mask_token: bool,
     /// A norm with its epsilon after the embedding (CLIP).
@@ -68,6 +71,8 @@ pub struct Head {
     pub every_token: bool,
     /// Whether the mean of the other tokens is put beside the classified one (DINOv2).
     pub joined_mean: bool,
+    /// Whether a vector of each sequence shifts and scales the norm's output (DiT).
+    pub modulated: bool,
     /// Whether the projection shares the embedding's table, so that the head itself owns only the
     /// norm.
     pub tied: bool,
@@ -159,10 +164,16 @@ impl Embedding {
 }
 
 impl PatchEmbedding {
-    /// Returns the number of patches of an image plus one for the class token.
+    /// Returns the number of patches of an image plus one for the class token, if there is one.
     pub const fn tokens(&self) -> u64 {
         let side = self.image / self.patch;
-        side * side + 1
+        side * side + if self.class_token { 1 } else { 0 }
+    }
+
+    /// Returns the number of patches of an image.
+    const fn patches(&self) -> u64 {
+        let side = self.image / self.patch;
+        side * side
     }
 
     /// Returns the number of values in a patch.
@@ -174,13 +185,14 @@ impl PatchEmbedding {
         // The class token has a vector of its own, and every position, including the class token's,
         // a learned one.
         let projection = self.hidden * self.patch_width() + u64::from(self.bias) * self.hidden;
-        let vectors = 1 + u64::from(self.mask_token) + self.tokens();
+        let learned = if self.class_token { 1 + self.tokens() } else { 0 };
+        let vectors = learned + u64::from(self.mask_token);
         projection + vectors * self.hidden + norm_parameters(self.norm, self.hidden)
     }
 
     /// The projection is a matrix product over patches; images need no gradient.
     pub(crate) fn work(&self, batch: Batch) -> LayerWork {
-        let patches = product(&[batch.microbatch, self.tokens() - 1]);
+        let patches = product(&[batch.microbatch, self.patches()]);
         let elements = product(&[batch.microbatch, self.tokens(), self.hidden]);
         let mut work = LayerWork::default();
         work.forward.push(Op::matmul(patches, self.hidden, self.patch_width()));
@@ -194,7 +206,7 @@ impl PatchEmbedding {
     }
 
     pub(crate) fn saved(&self, batch: Batch, precision: Precision, keep_all: bool) -> Bytes {
-        let pixels = product(&[batch.microbatch, self.tokens() - 1, self.patch_width()]);
+        let pixels = product(&[batch.microbatch, self.patches(), self.patch_width()]);
         let normalised =
             if self.norm.is_some() && keep_all { product(&[batch.microbatch, self.tokens(), self.hidden]) } else { 0 };
         Bytes::new(product(&[sum(&[pixels, normalised]), precision.bytes()]))
@@ -221,7 +233,8 @@ impl Head {
     pub(crate) fn parameters(&self) -> u64 {
         let projection = if self.tied { 0 } else { self.projection_parameters() };
         let norm = self.norm.map_or(0, |norm| norm.parameters(self.hidden));
-        projection + self.narrowing() + u64::from(self.bias) * self.classes + norm
+        let modulation = if self.modulated { 2 * self.hidden * (self.hidden + 1) } else { 0 };
+        projection + self.narrowing() + u64::from(self.bias) * self.classes + norm + modulation
     }
 
     /// Returns the parameters of the matrix before the projection.
@@ -245,6 +258,10 @@ impl Head {
         }
         if self.narrowing() > 0 {
             work.linear(1, rows, (self.table_width, self.hidden));
+        }
+        if self.modulated {
+            work.linear(1, batch.microbatch, (2 * self.hidden, self.hidden));
+            work.copy(product(&[batch.tokens(), self.hidden]));
         }
         work.linear(1, rows, (self.classes, self.read_width()));
         if self.bias {
@@ -290,7 +307,11 @@ impl Head {
             None => "plain",
         };
         let narrow = if self.narrowing() > 0 { format!(" w{}", self.table_width) } else { String::new() };
-        let mean = if self.joined_mean { " mean" } else { "" };
+        let mean = match (self.joined_mean, self.modulated) {
+            (true, _) => " mean",
+            (false, true) => " modulated",
+            (false, false) => "",
+        };
         format!("head h{} v{} {norm}{rows}{mean}{bias}{tied}{narrow}", self.hidden, self.classes)
     }
 }

@@ -59,6 +59,8 @@ pub enum LayerKind {
     Unet(UnetLayer),
     /// A layer described by measurements only.
     Profiled(ProfiledLayer),
+    /// A part of which only the parameters are known.
+    Counted,
 }
 
 impl Layer {
@@ -100,7 +102,7 @@ impl Layer {
                 }
                 work
             }
-            LayerKind::Profiled(_) => LayerWork::default(),
+            LayerKind::Profiled(_) | LayerKind::Counted => LayerWork::default(),
         }
     }
 
@@ -176,6 +178,7 @@ impl Layer {
             LayerKind::Projection(projection) => projection.saved(batch, precision, keep_all),
             LayerKind::Contrast(contrast) => contrast.saved(batch, precision, keep_all),
             LayerKind::Unet(layer) => layer.saved(batch.microbatch, precision, recompute, attention),
+            LayerKind::Counted => Bytes::ZERO,
             LayerKind::Profiled(layer) => {
                 let bytes = match recompute {
                     Recompute::None => layer.saved,
@@ -211,6 +214,7 @@ impl Layer {
                 Bytes::new(product(&[layer.output_elements(batch.microbatch), precision.bytes()]))
             }
             LayerKind::Profiled(layer) => layer.scaled(layer.boundary, scaled),
+            LayerKind::Counted => Bytes::ZERO,
         }
     }
 
@@ -229,6 +233,7 @@ impl Layer {
             LayerKind::Contrast(contrast) => contrast.workspace(batch),
             LayerKind::Unet(layer) => layer.workspace(batch.microbatch, precision, attention),
             LayerKind::Profiled(layer) => layer.scaled(layer.workspace, scaled),
+            LayerKind::Counted => Bytes::ZERO,
         }
     }
 
@@ -261,6 +266,7 @@ impl Layer {
             LayerKind::Contrast(contrast) => contrast.signature(),
             LayerKind::Unet(layer) => layer.signature(),
             LayerKind::Profiled(layer) => format!("profiled {}", layer.group),
+            LayerKind::Counted => format!("counted {}", self.parameters),
         };
         format!("{kind} b{} s{}", seen.microbatch, seen.seq_len)
     }

@@ -28,9 +28,11 @@
 mod architecture;
 mod block;
 mod block_memory;
+mod block_modulation;
 mod block_parts;
 mod block_work;
 mod check;
+mod counted;
 mod encoder;
 mod ends;
 mod file;
@@ -46,8 +48,9 @@ mod shipped;
 mod unet;
 
 pub use architecture::{Architecture, Profiled, ProfiledGroup, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
-pub use block::{Block, Experts, Latent, Mlp, Norm, NormPlaces, Positions, QkNorm};
+pub use block::{Block, Experts, Latent, Mlp, Modulation, Norm, NormPlaces, Positions, QkNorm};
 pub use block_parts::Linear;
+pub use counted::{Counted, CountedPart};
 pub use encoder::{Encoder, EncoderEnd, EncoderHead};
 pub use ends::{Contrast, Embedding, Head, PatchEmbedding, Projection};
 pub use file::schema;

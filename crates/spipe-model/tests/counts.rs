@@ -254,3 +254,17 @@ fn dense_blocks_among_experts_count_exactly() {
     let refused = Model::from_hugging_face("config.json", &config(", \"decoder_sparse_step\": 0")).unwrap_err();
     assert!(refused.to_string().contains("`decoder_sparse_step` is zero"), "{refused}");
 }
+
+/// DeepSeek-V3 (arXiv 2412.19437): 671 billion parameters, of which each token uses 37 billion; the
+/// module that predicts a second token shares embedding and head.
+#[test]
+fn latent_attention_and_shared_experts_count_exactly() {
+    let config = "{\"model_type\": \"deepseek_v3\", \"num_nextn_predict_layers\": 1}";
+    let model = Model::from_hugging_face("config.json", config).unwrap().model;
+    assert_eq!(model.parameters(), 671_026_419_200);
+    assert_eq!(model.active_parameters() / 100_000_000, 375);
+    // A block with experts, a matrix of twice the width, three norms.
+    let block = model.layers()[model.layer("block.60").unwrap()].parameters;
+    assert_eq!(model.mtp_parameters(), block + 2 * 7168 * 7168 + 3 * 7168);
+    assert_eq!(Model::from_toml("v3.toml", &model.to_toml()), Ok(model));
+}

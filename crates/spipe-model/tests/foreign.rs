@@ -47,8 +47,8 @@ fn unknown_architectures_name_the_nearest_known_ones() {
         let said = refused(&format!("{{{config}}}"));
         assert!(said.contains("unknown model type") && said.contains(nearest), "{said}");
     }
-    let said = refused("{\"_class_name\": \"FluxTransformer2DModel\"}");
-    assert!(said.contains("unknown class `FluxTransformer2DModel`") && said.contains("UNet2DConditionModel"), "{said}");
+    let said = refused("{\"_class_name\": \"FluxTransformer3DModel\"}");
+    assert!(said.contains("unknown class `FluxTransformer3DModel`") && said.contains("UNet2DConditionModel"), "{said}");
 }
 
 #[test]

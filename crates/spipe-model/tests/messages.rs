@@ -161,11 +161,11 @@ fn layers_have_names_of_their_own() {
 fn configs() {
     let refused = |text: &str| Model::from_hugging_face("config.json", text).expect_err("at fault").to_string();
     assert_eq!(
-        refused("{\n  \"model_type\": \"t6\"\n}"),
-        "error: unknown model type `t6`\n  --> config.json:2:3\n\
-         hint: the nearest known: gpt2, gpt_neox, llama (known: bert, bloom, clip, cohere, cohere2, deepseek_v2, deepseek_v3, dinov2, falcon, gemma, \
+        refused("{\n  \"model_type\": \"zz\"\n}"),
+        "error: unknown model type `zz`\n  --> config.json:2:3\n\
+         hint: the nearest known: gpt2, gpt_neox, llama (known: bert, bloom, clip, clip_vision_model, cohere, cohere2, deepseek_v2, deepseek_v3, dinov2, falcon, gemma, \
          gemma2, gemma3_text, gpt2, gpt_neox, gpt_oss, gptj, granite, internlm2, llama, mistral, mixtral, olmo, olmo2, olmo3, opt, phi, phi3, \
-         qwen2, qwen2_moe, qwen3, qwen3_moe, roberta, starcoder2, vit)"
+         qwen2, qwen2_moe, qwen3, qwen3_moe, roberta, siglip_vision_model, starcoder2, t5, vit, whisper)"
     );
     let text = "{\n  \"model_type\": \"llama\",\n  \"hidden_size\": 100,\n  \"num_attention_heads\": 7,\n  \
                 \"num_hidden_layers\": \"32\",\n  \"intermediate_size\": 0,\n  \"vocab_size\": 10\n}";
@@ -222,7 +222,7 @@ fn scores_and_activations_that_are_not_computed_are_warnings() {
 fn the_schema_knows_every_kind() {
     let schema = schema();
     let kinds = schema.as_value()["oneOf"].as_array().map(Vec::len);
-    assert_eq!(kinds, Some(6));
+    assert_eq!(kinds, Some(7));
     let text = schema.as_value().to_string();
     for word in ["format-version", "sliding-window", "boundary-activation", "patch-bias", "projection"] {
         assert!(text.contains(word), "{word}");

@@ -257,7 +257,13 @@ fn networks_of_other_blocks_are_refused_with_a_place() {
     let faults = Model::from_hugging_face("unet.json", &text_time).unwrap_err().to_string();
     assert_eq!(
         faults,
-        "error: networks conditioned on more than a time step and a text are not supported\n  --> unet.json:5:3"
+        "error: `text_time` needs `projection_class_embeddings_input_dim`, the width of its vector\n  --> unet.json:5:3"
+    );
+    let classes = DIFFUSERS.replace("\"norm_num", "\"class_embed_type\": \"timestep\", \"norm_num");
+    let faults = Model::from_hugging_face("unet.json", &classes).unwrap_err().to_string();
+    assert_eq!(
+        faults,
+        "error: networks conditioned on more than a time step, a text and its pooled vector are not supported\n  --> unet.json:5:3"
     );
     let other = DIFFUSERS.replace("[\"UpBlock2D\"", "[\"CrossAttnUpBlock2D\"");
     let faults = Model::from_hugging_face("unet.json", &other).unwrap_err().to_string();

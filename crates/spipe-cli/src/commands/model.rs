@@ -15,7 +15,7 @@ use spipe_base::{
     Bytes, Flops, LayerRange,
     readable::{count, grouped},
 };
-use spipe_model::{Attention, Batch, Layer, Model, Op, Recompute};
+use spipe_model::{Architecture, Attention, Batch, Layer, Model, Op, Recompute};
 
 /// Shows, imports or lists.
 pub fn run(what: &args::Model, given: &Given, format: Format) -> Result<(), Failure> {
@@ -32,6 +32,11 @@ struct Shown {
     format_version: u32,
     name: String,
     parameters: u64,
+    /// Those that each token uses.
+    active_parameters: u64,
+    /// Those of modules that predict further tokens, which are not among the others.
+    #[serde(skip_serializing_if = "is_zero")]
+    mtp_parameters: u64,
     seq_len: u64,
     microbatch: u64,
     precision: String,
@@ -40,6 +45,10 @@ struct Shown {
     layers: Vec<ShownLayer>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     components: Vec<Part>,
+}
+
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The parts of a pipeline of models.
@@ -84,7 +93,7 @@ fn show(what: &args::ModelShow, format: Format) -> Result<(), Failure> {
     if let (Some(parts), None) = (&parts, &what.component) {
         return list_parts(&what.model, parts, format);
     }
-    let model = input::model_part(&what.model, what.component.as_deref())?;
+    let model = input::shown_part(&what.model, what.component.as_deref())?;
     let seq_len = input::seq_len(&model, what.seq_len)?;
     if seq_len == 0 || what.microbatch == 0 {
         return Err(Failure::argument("a batch of zero tokens has no cost", "use at least one"));
@@ -95,6 +104,8 @@ fn show(what: &args::ModelShow, format: Format) -> Result<(), Failure> {
         format_version: 1,
         name: model.name().into(),
         parameters: model.parameters(),
+        active_parameters: model.active_parameters(),
+        mtp_parameters: model.mtp_parameters(),
         seq_len,
         microbatch: what.microbatch,
         precision: what.precision.to_string(),
@@ -145,12 +156,24 @@ fn human(model: &Model, data: &Shown) -> String {
             layer.boundary_bytes.to_string(),
         ]);
     }
+    if let Architecture::Counted(counted) = model.architecture() {
+        let (name, parameters) = (&data.name, grouped(data.parameters));
+        return format!("{name}: {parameters} parameters; a `{}` is counted, not planned\n\n{rows}\n", counted.what);
+    }
+    let mut further = String::new();
+    if data.active_parameters < data.parameters {
+        further += &format!(" Each token uses {} parameters.", grouped(data.active_parameters));
+    }
+    if data.mtp_parameters > 0 {
+        let mtp = grouped(data.mtp_parameters);
+        further += &format!(" Modules that predict further tokens have {mtp} more, which are not planned.");
+    }
     let model_flops = Flops::new(data.forward_flops + data.backward_flops).unwrap_or(Flops::ZERO);
     let state = Bytes::new(data.parameters * 16);
     format!(
         "{}: {} parameters ({})\n\n{rows}\n\n\
          Figures are per layer and per microbatch of {} × {} tokens, {}. Saved activations are those without recompute, with fused attention.\n\
-         One microbatch forward and backward: {model_flops}. Training state with AdamW: {state}, 16 bytes per parameter.\n",
+         One microbatch forward and backward: {model_flops}. Training state with AdamW: {state}, 16 bytes per parameter.{further}\n",
         data.name,
         grouped(data.parameters),
         count(data.parameters as f64),

@@ -104,6 +104,9 @@ impl<'a> Check<'a> {
                 self.error("experts-per-token", message);
             }
         }
+        if let Some(modulation) = block.modulation {
+            self.size("modulation-classes", modulation.classes, LARGEST);
+        }
         if let Some(latent) = block.latent {
             self.latent(block, latent);
         }
@@ -281,6 +284,7 @@ impl<'a> Check<'a> {
             VisionEnd::Classes(classes) | VisionEnd::JoinedClasses(classes) => self.size("classes", classes, LARGEST),
             VisionEnd::Projection(outputs) => self.size("projection", outputs, LARGEST),
             VisionEnd::Features => {}
+            VisionEnd::Patches(outputs) => self.size("values-per-patch", outputs, LARGEST),
         }
     }
 

@@ -16,6 +16,8 @@ impl Check<'_> {
     pub(crate) fn unet(&mut self, unet: &Unet) {
         self.size("latent", unet.latent, 1 << 12);
         self.size("channels", unet.channels, WIDEST);
+        self.size("out-channels", unet.outputs, WIDEST);
+        self.size("added-width", unet.condition.added.max(1), WIDEST);
         self.size("blocks-per-level", unet.blocks, MOST_BLOCKS);
         self.size("text-width", unet.condition.text_width, WIDEST);
         self.size("text-tokens", unet.condition.text_tokens, LARGEST);

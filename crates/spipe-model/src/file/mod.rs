@@ -2,6 +2,7 @@
 //! reports all its faults with their positions: syntax, keys and types (against the struct's
 //! schema), options, sizes.
 
+mod counted;
 mod document;
 mod encoder;
 mod profiled;
@@ -14,6 +15,7 @@ pub(crate) use unet::condition;
 pub(crate) use vision::encoder_block;
 
 use crate::{Architecture, Model, check::Check};
+use counted::CountedFile;
 use document::{Document, advice};
 use encoder::EncoderFile;
 use profiled::ProfiledFile;
@@ -28,7 +30,7 @@ use vision::{TowersFile, VisionFile};
 /// The format version of model files.
 const FORMAT_VERSION: u32 = 1;
 
-const KINDS: [&str; 6] = ["transformer", "bert", "vit", "clip", "unet", "profiled"];
+const KINDS: [&str; 7] = ["transformer", "bert", "vit", "clip", "unet", "profiled", "counted"];
 
 /// Returns the JSON schema of model files.
 pub fn schema() -> schemars::Schema {
@@ -40,6 +42,7 @@ pub fn schema() -> schemars::Schema {
         generator.subschema_for::<TowersFile>(),
         generator.subschema_for::<UnetFile>(),
         generator.subschema_for::<ProfiledFile>(),
+        generator.subschema_for::<CountedFile>(),
     ];
     schemars::json_schema!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -82,6 +85,7 @@ impl Model {
             "transformer" => TransformerFile::read(&document, file, text),
             "bert" => EncoderFile::read(&document, file, text),
             "vit" => VisionFile::read(&document, file, text),
+            "counted" => CountedFile::read(&document, file, text),
             "clip" => TowersFile::read(&document, file, text),
             "unet" => UnetFile::read(&document, file, text),
             _ => ProfiledFile::read(&document, file, text),
@@ -106,6 +110,7 @@ impl Model {
                 write(&TowersFile { frozen, ..TowersFile::from_towers(name, source, towers) })
             }
             Architecture::Unet(unet) => write(&UnetFile { frozen, ..UnetFile::from_unet(name, source, unet) }),
+            Architecture::Counted(counted) => write(&CountedFile::from_counted(name, source, counted)),
             Architecture::Profiled(profiled) => {
                 write(&ProfiledFile { frozen, ..ProfiledFile::from_profiled(name, source, profiled) })
             }
@@ -269,6 +274,20 @@ impl Kind for TowersFile {
 
     fn frozen(&self) -> &[String] {
         &self.frozen
+    }
+}
+
+impl Kind for CountedFile {
+    fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture {
+        Architecture::Counted(self.resolve(check))
+    }
+
+    fn title(&self) -> (&str, Option<&str>) {
+        (&self.name, self.source.as_deref())
+    }
+
+    fn frozen(&self) -> &[String] {
+        &[]
     }
 }
 

@@ -25,6 +25,8 @@ pub(crate) struct UnetFile {
     /// Channels of a latent image; 4 if absent.
     #[serde(default = "four")]
     pub channels: u64,
+    /// Channels of the output; `channels` if absent.
+    pub out_channels: Option<u64>,
     /// Channels of each level, in descending order of image size.
     pub widths: Vec<u64>,
     /// Residual blocks per level of the downsampling path (the upsampling path has one more); 2 if
@@ -43,6 +45,8 @@ pub(crate) struct UnetFile {
     /// Tokens of the text; 77 if absent, as in CLIP's text encoder.
     #[serde(default = "tokens")]
     pub text_tokens: u64,
+    /// Width of a further vector that is added to that of the time step; none if absent.
+    pub added_width: Option<u64>,
     /// Groups of each group norm; 32 if absent.
     #[serde(default = "groups")]
     pub norm_groups: u64,
@@ -83,7 +87,7 @@ const TIME_FACTOR: u64 = 4;
 /// Returns the conditioning of a network whose first level has this `width`: the sinusoids have the
 /// same width, the time vector four times that.
 pub(crate) fn condition(width: u64, text_tokens: u64, text_width: u64) -> Condition {
-    Condition { sinusoids: width, time: width.saturating_mul(TIME_FACTOR), text_tokens, text_width }
+    Condition { sinusoids: width, time: width.saturating_mul(TIME_FACTOR), text_tokens, text_width, added: 0 }
 }
 
 impl UnetFile {
@@ -99,12 +103,16 @@ impl UnetFile {
         Unet {
             latent: self.latent,
             channels: self.channels,
+            outputs: self.out_channels.unwrap_or(self.channels),
             levels: levels
                 .map(|((width, depth), heads)| Level { width: *width, depth: *depth, heads: *heads })
                 .collect(),
             blocks: self.blocks_per_level,
             middle_depth: self.middle_depth,
-            condition: condition(self.widths.first().copied().unwrap_or(0), self.text_tokens, self.text_width),
+            condition: Condition {
+                added: self.added_width.unwrap_or(0),
+                ..condition(self.widths.first().copied().unwrap_or(0), self.text_tokens, self.text_width)
+            },
             groups: self.norm_groups,
         }
     }
@@ -119,6 +127,7 @@ impl UnetFile {
             frozen: Vec::new(),
             latent: unet.latent,
             channels: unet.channels,
+            out_channels: Some(unet.outputs).filter(|outputs| *outputs != unet.channels),
             widths: unet.levels.iter().map(|level| level.width).collect(),
             blocks_per_level: unet.blocks,
             depths: unet.levels.iter().map(|level| level.depth).collect(),
@@ -126,6 +135,7 @@ impl UnetFile {
             heads: unet.levels.iter().map(|level| level.heads).collect(),
             text_width: unet.condition.text_width,
             text_tokens: unet.condition.text_tokens,
+            added_width: Some(unet.condition.added).filter(|width| *width > 0),
             norm_groups: unet.groups,
         }
     }

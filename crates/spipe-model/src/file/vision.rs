@@ -1,7 +1,9 @@
 //! Model files of kinds `vit` and `clip`.
 
 use super::transformer::{NORM_EPSILON, head_dim};
-use crate::{Block, Mlp, Norm, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check};
+use crate::{
+    Block, Mlp, Modulation, Norm, PatchEmbedding, Positions, TextTower, TwoTowers, Vision, VisionEnd, check::Check,
+};
 use serde::{Deserialize, Serialize};
 
 /// An image encoder.
@@ -52,9 +54,22 @@ pub(crate) struct VisionFile {
     /// Whether a learned vector scales the output of each branch; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub layer_scale: bool,
+    /// Whether a class token comes before the patches, and positions are learned; otherwise they are
+    /// fixed. `true` if absent.
+    #[serde(default = "yes", skip_serializing_if = "is_true")]
+    pub class_token: bool,
+    /// The classes that shift, scale and gate both branches of every block together with a time step;
+    /// none if absent.
+    pub modulation_classes: Option<u64>,
+    /// Width of a head; `hidden` / `heads` if absent.
+    pub head_dim: Option<u64>,
+    /// The kind of all norms; `layer-norm` if absent.
+    pub norm: Option<Norm>,
     /// Whether a learned vector replaces hidden patches; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mask_token: bool,
+    /// The values of a patch that the network predicts; this, `classes`, `projection` or `features`.
+    pub values_per_patch: Option<u64>,
     /// The number of classes of the head; this, `projection` or `features`.
     pub classes: Option<u64>,
     /// Whether the head reads the mean of all patches beside the class token; only with `classes`,
@@ -169,6 +184,10 @@ const fn yes() -> bool {
     true
 }
 
+const fn is_true(flag: &bool) -> bool {
+    *flag
+}
+
 /// Returns a block of the GPT-2 family of encoders: two matrices, norms and projections with
 /// biases.
 pub(crate) fn encoder_block(
@@ -193,6 +212,9 @@ impl VisionFile {
     /// Returns the network, and reports options that contradict each other.
     pub(crate) fn resolve(&self, check: &mut Check<'_>) -> Vision {
         let end = match (self.classes, self.projection, self.features) {
+            (None, None, false) if self.values_per_patch.is_some() => {
+                VisionEnd::Patches(self.values_per_patch.unwrap_or(1))
+            }
             (Some(classes), None, false) if self.joined_mean => VisionEnd::JoinedClasses(classes),
             (Some(classes), None, false) => VisionEnd::Classes(classes),
             (None, Some(outputs), false) => VisionEnd::Projection(outputs),
@@ -215,11 +237,20 @@ impl VisionFile {
             check.error("joined-mean", "`joined-mean` has no effect without `classes`".into());
         }
         let epsilon = self.norm_epsilon.unwrap_or(NORM_EPSILON);
-        let block = encoder_block(check, (self.hidden, self.heads, self.intermediate), epsilon);
+        let block = match self.head_dim {
+            None => encoder_block(check, (self.hidden, self.heads, self.intermediate), epsilon),
+            Some(head_dim) => {
+                let mut silent = Check::new(&|_| None);
+                let block = encoder_block(&mut silent, (self.hidden, self.heads, self.intermediate), epsilon);
+                Block { head_dim, ..block }
+            }
+        };
         let block = Block {
             qkv_bias: self.qkv_bias,
             mlp: self.mlp.unwrap_or(block.mlp),
             layer_scale: self.layer_scale,
+            norm: self.norm.unwrap_or(block.norm),
+            modulation: self.modulation_classes.map(|classes| Modulation { classes }),
             dropout: self.dropout,
             ..block
         };
@@ -231,6 +262,7 @@ impl VisionFile {
                 channels: self.channels,
                 hidden: self.hidden,
                 bias: self.patch_bias,
+                class_token: self.class_token,
                 mask_token: self.mask_token,
                 norm: self.embedding_norm.then_some((block.norm, epsilon)),
             },
@@ -245,7 +277,7 @@ impl VisionFile {
         let (classes, projection) = match vision.end {
             VisionEnd::Classes(classes) | VisionEnd::JoinedClasses(classes) => (Some(classes), None),
             VisionEnd::Projection(outputs) => (None, Some(outputs)),
-            VisionEnd::Features => (None, None),
+            VisionEnd::Features | VisionEnd::Patches(_) => (None, None),
         };
         Self {
             format_version: super::FORMAT_VERSION,
@@ -266,7 +298,16 @@ impl VisionFile {
             qkv_bias: vision.block.qkv_bias,
             mlp: Some(vision.block.mlp).filter(|mlp| *mlp != Mlp::Gelu),
             layer_scale: vision.block.layer_scale,
+            class_token: vision.embedding.class_token,
+            modulation_classes: vision.block.modulation.map(|modulation| modulation.classes),
+            head_dim: Some(vision.block.head_dim)
+                .filter(|head_dim| head_dim.saturating_mul(vision.block.heads) != vision.block.hidden),
+            norm: Some(vision.block.norm).filter(|norm| *norm != Norm::LayerNorm),
             mask_token: vision.embedding.mask_token,
+            values_per_patch: match vision.end {
+                VisionEnd::Patches(values) => Some(values),
+                _ => None,
+            },
             classes,
             joined_mean: matches!(vision.end, VisionEnd::JoinedClasses(_)),
             projection,
@@ -305,6 +346,7 @@ impl TowersFile {
                     channels: vision.channels,
                     hidden: vision.hidden,
                     bias: false,
+                    class_token: true,
                     mask_token: false,
                     norm: Some((vision_block.norm, vision_block.norm_epsilon)),
                 },

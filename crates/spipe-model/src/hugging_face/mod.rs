@@ -3,6 +3,7 @@
 
 mod adapter;
 mod config;
+mod counted;
 mod decoder;
 mod denoiser;
 mod encoder;
@@ -21,13 +22,28 @@ use spipe_base::{Diagnostic, Faults, Position, position_of};
 
 /// The class name that `diffusers` writes in place of a model type.
 const DENOISER: &str = "UNet2DConditionModel";
+/// The class of transformers over patches of latent images, and its older name.
+const DIT: &str = "DiTTransformer2DModel";
+const OLD_DIT: &str = "Transformer2DModel";
 
 /// The known model types beside decoders.
 const OTHERS: [&str; 5] = ["bert", "clip", "dinov2", "roberta", "vit"];
 
+/// Whether a type is a class name of `diffusers`.
+fn is_class(name: &str) -> bool {
+    name.starts_with(|letter: char| letter.is_ascii_uppercase())
+}
+
+/// Returns the known class names of `diffusers`.
+fn known_classes() -> Vec<&'static str> {
+    let counted = counted::ROWS.iter().map(|row| row.0).filter(|name| is_class(name));
+    [DENOISER, DIT].into_iter().chain(counted).collect()
+}
+
 /// Returns the known model types, sorted.
 fn known() -> Vec<&'static str> {
-    let mut known: Vec<&str> = decoder::ROWS.iter().map(|row| row.name).chain(OTHERS).collect();
+    let counted = counted::ROWS.iter().map(|row| row.0).filter(|name| !is_class(name));
+    let mut known: Vec<&str> = decoder::ROWS.iter().map(|row| row.name).chain(OTHERS).chain(counted).collect();
     known.sort_unstable();
     known
 }
@@ -96,7 +112,8 @@ fn parse(file: &str, text: &str) -> Result<Value, Faults> {
 
 /// Returns the model type, or the class of `diffusers`.
 fn type_of<'a>(config: &Config<'a>) -> Option<&'a str> {
-    config.word("model_type").or_else(|| config.word("_class_name").filter(|class| *class == DENOISER))
+    let known = |class: &&str| *class == OLD_DIT || known_classes().contains(class);
+    config.word("model_type").or_else(|| config.word("_class_name").filter(known))
 }
 
 fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architecture, Faults> {
@@ -105,12 +122,16 @@ fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architectur
     }
     Ok(match model_type {
         DENOISER => Architecture::Unet(denoiser::unet(config)),
+        DIT | OLD_DIT => Architecture::Vision(denoiser::dit(config)),
         "bert" => Architecture::Encoder(encoder::text(config, &encoder::BERT)),
         "roberta" => Architecture::Encoder(encoder::text(config, &encoder::ROBERTA)),
         "vit" => Architecture::Vision(encoder::vit(config)),
         "dinov2" => Architecture::Vision(encoder::dinov2(config)),
         "clip" => Architecture::TwoTowers(encoder::clip(config)),
-        unknown => return Err(nearest::unknown(config, unknown).into()),
+        other => match counted::read(config, other) {
+            Some(counted) => Architecture::Counted(counted),
+            None => return Err(nearest::unknown(config, other).into()),
+        },
     })
 }
 
@@ -119,15 +140,13 @@ fn warn(config: &mut Config<'_>, architecture: &Architecture) {
     if let Some(warning) = quantization::warning(config) {
         config.faults.push(warning);
     }
-    if let Architecture::Encoder(_) = architecture {
+    if matches!(architecture, Architecture::Encoder(_) | Architecture::Counted(_)) {
         return;
     }
     let expected = match architecture {
         Architecture::Vision(_) => "ForImageClassification",
         Architecture::TwoTowers(_) => "CLIPModel",
-        Architecture::Transformer(_) | Architecture::Encoder(_) | Architecture::Unet(_) | Architecture::Profiled(_) => {
-            "LM"
-        }
+        _ => "LM",
     };
     if matches!(architecture, Architecture::Vision(vision) if vision.end == VisionEnd::Features) {
         return;
@@ -162,7 +181,9 @@ fn check_architecture(check: &mut Check<'_>, architecture: &Architecture, head_d
             check.encoder(encoder);
         }
         Architecture::Vision(vision) => {
-            share(check, &vision.block);
+            if vision.embedding.class_token {
+                share(check, &vision.block);
+            }
             check.vision(vision);
             check.vision_end(vision.end);
         }
@@ -172,6 +193,7 @@ fn check_architecture(check: &mut Check<'_>, architecture: &Architecture, head_d
             check.two_towers(towers);
         }
         Architecture::Unet(unet) => check.unet(unet),
+        Architecture::Counted(counted) => check.counted(counted),
         // Configs do not describe measurements.
         Architecture::Profiled(_) => {}
     }

@@ -1,6 +1,6 @@
 //! Refusals of unknown architectures, with the nearest known ones.
 
-use super::{DENOISER, config::Config, known};
+use super::{config::Config, known, known_classes};
 use spipe_base::{Diagnostic, similar_word};
 
 /// The fewest leading letters that make two types relatives: `qwen2_vl` and `qwen2`.
@@ -16,7 +16,7 @@ pub(super) fn unknown(config: &Config<'_>, unknown: &str) -> Diagnostic {
 pub(super) fn no_type(config: &Config<'_>) -> Diagnostic {
     match config.word("_class_name") {
         Some(class) => Diagnostic::error(format!("unknown class `{class}`"))
-            .hint(format!("the known class of `diffusers` is {DENOISER}")),
+            .hint(format!("the known classes of `diffusers`: {}", known_classes().join(", "))),
         None => Diagnostic::error("the key `model_type` is missing").hint(format!("known: {}", known().join(", "))),
     }
 }

@@ -83,10 +83,13 @@ impl UnetLayer {
     /// Returns the layer's part of a signature.
     pub(crate) fn signature(&self) -> String {
         match self {
-            Self::Conditioning(condition) => format!(
-                "conditioning s{} h{} c{}x{}",
-                condition.sinusoids, condition.time, condition.text_tokens, condition.text_width
-            ),
+            Self::Conditioning(condition) => {
+                let added = if condition.added > 0 { format!(" a{}", condition.added) } else { String::new() };
+                format!(
+                    "conditioning s{} h{} c{}x{}{added}",
+                    condition.sinusoids, condition.time, condition.text_tokens, condition.text_width
+                )
+            }
             Self::Convolution(Convolution { inputs, outputs, side_in, side_out, norm, .. }) => {
                 let norm = if *norm { " norm" } else { "" };
                 format!("convolution i{inputs} o{outputs} p{side_in} q{side_out}{norm}")
@@ -100,9 +103,10 @@ impl UnetLayer {
 }
 
 impl Condition {
-    /// Returns the parameters: two matrices with biases.
+    /// Returns the parameters: two matrices with biases, and two for the added vector.
     pub const fn parameters(&self) -> u64 {
-        linear(self.sinusoids, self.time) + linear(self.time, self.time)
+        let added = if self.added > 0 { linear(self.added, self.time) + linear(self.time, self.time) } else { 0 };
+        linear(self.sinusoids, self.time) + linear(self.time, self.time) + added
     }
 
     /// Returns the elements of the output for one image: the time vector and the text.

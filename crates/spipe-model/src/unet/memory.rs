@@ -40,7 +40,8 @@ impl UnetLayer {
         let elements = match self {
             Self::Conditioning(condition) => {
                 let inner = if recompute == Recompute::Full { 0 } else { product(&[2, condition.time]) };
-                product(&[images, condition.sinusoids + inner])
+                let added = if condition.added > 0 { condition.added + inner } else { 0 };
+                product(&[images, condition.sinusoids + inner + added])
             }
             Self::Convolution(convolution) => {
                 let copies = if convolution.norm && recompute != Recompute::Full { 3 } else { 1 };

@@ -27,8 +27,10 @@ use std::iter;
 pub struct Unet {
     /// Height and width of a latent image.
     pub latent: u64,
-    /// Channels of a latent image; the output has the same number.
+    /// Channels of the input: those of a latent image, and of what it is conditioned on (inpainting).
     pub channels: u64,
+    /// Channels of the output.
+    pub outputs: u64,
     /// The levels, in descending order of image size.
     pub levels: Vec<Level>,
     /// Residual blocks per level of the downsampling path; the upsampling path has one more.
@@ -63,6 +65,9 @@ pub struct Condition {
     pub text_tokens: u64,
     /// Width of each token's vector, which an external text encoder computes.
     pub text_width: u64,
+    /// Width of a further vector, which two matrices add to the time vector (SDXL: the pooled text and
+    /// the sizes of the image); 0 without.
+    pub added: u64,
 }
 
 /// A layer of the network with its name and the indices of the layers that it reads.
@@ -100,7 +105,7 @@ impl Unet {
         self.down(&mut builder);
         self.middle(&mut builder);
         self.up(&mut builder);
-        let last = Convolution { outputs: self.channels, norm: true, ..builder.convolution() };
+        let last = Convolution { outputs: self.outputs, norm: true, ..builder.convolution() };
         let before = builder.layers.len() - 1;
         builder.push("out".into(), UnetLayer::Convolution(last), &[before]);
         builder.layers

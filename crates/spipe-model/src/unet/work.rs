@@ -79,6 +79,12 @@ impl Condition {
         work.linear(1, images, (self.time, self.sinusoids));
         work.activation(product(&[images, self.time]));
         work.projection(images, (self.time, self.time));
+        if self.added > 0 {
+            work.projection(images, (self.time, self.added));
+            work.activation(product(&[images, self.time]));
+            work.projection(images, (self.time, self.time));
+            work.add(2, product(&[images, self.time]));
+        }
     }
 }
 

@@ -230,6 +230,122 @@ def clip(draw):
     return {"projection_dim": draw.randint(4, 60), "text_config": text, "vision_config": vision}
 
 
+def unet(draw):
+    """Stable Diffusion's network, SDXL's, and either with further channels (inpainting)."""
+    count, groups = draw.randint(2, 4), draw.choice([2, 4])
+    heads = [draw.choice([1, 2]) for _ in range(count)]
+    depths = [draw.randint(1, 3) for _ in range(count)]
+    attends = [draw.random() < 0.6 for _ in range(count)]
+    config = {
+        "sample_size": 2 ** draw.randint(3, 5),
+        "in_channels": draw.choice([4, 9]),
+        "block_out_channels": [4 * draw.randint(2, 8) for _ in range(count)],
+        "down_block_types": ["CrossAttnDownBlock2D" if each else "DownBlock2D" for each in attends],
+        "up_block_types": ["CrossAttnUpBlock2D" if each else "UpBlock2D" for each in reversed(attends)],
+        "layers_per_block": draw.randint(1, 3),
+        "attention_head_dim": heads,
+        "transformer_layers_per_block": depths,
+        "cross_attention_dim": draw.randint(4, 60),
+        "norm_num_groups": groups,
+    }
+    flags(draw, config, "use_linear_projection")
+    if draw.random() < 0.5:
+        config["addition_embed_type"] = "text_time"
+        config["addition_time_embed_dim"] = draw.randint(2, 20)
+        config["projection_class_embeddings_input_dim"] = draw.randint(8, 90)
+    return config
+
+
+def dit(draw):
+    config = {
+        "num_attention_heads": draw.randint(1, 6),
+        "attention_head_dim": 4 * draw.randint(1, 8),
+        "in_channels": draw.randint(1, 5),
+        "num_layers": draw.randint(1, 5),
+        "patch_size": draw.choice([1, 2, 4]),
+        "sample_size": 4 * draw.randint(1, 8),
+        "num_embeds_ada_norm": draw.randint(2, 200),
+    }
+    maybe(draw, config, "out_channels", [3, 8])
+    flags(draw, config, "attention_bias")
+    return config
+
+
+def flux(draw):
+    head = 6 * draw.randint(1, 4)
+    config = {
+        "in_channels": draw.randint(1, 20),
+        "num_layers": draw.randint(1, 4),
+        "num_single_layers": draw.randint(1, 4),
+        "attention_head_dim": head,
+        "num_attention_heads": draw.randint(1, 4),
+        "joint_attention_dim": draw.randint(4, 60),
+        "pooled_projection_dim": draw.randint(4, 60),
+        "axes_dims_rope": [head // 3] * 3,
+    }
+    maybe(draw, config, "out_channels", [3, 8])
+    flags(draw, config, "guidance_embeds")
+    return config
+
+
+def sd3(draw):
+    config = {
+        "sample_size": 2 * draw.randint(4, 16),
+        "in_channels": draw.randint(1, 8),
+        "num_layers": draw.randint(1, 5),
+        "attention_head_dim": 4 * draw.randint(1, 6),
+        "num_attention_heads": draw.randint(1, 4),
+        "joint_attention_dim": draw.randint(4, 60),
+        "caption_projection_dim": draw.randint(4, 60),
+        "pooled_projection_dim": draw.randint(4, 60),
+    }
+    maybe(draw, config, "out_channels", [None, 3, 8])
+    maybe(draw, config, "dual_attention_layers", [[], [0], [0, 1]])
+    maybe(draw, config, "qk_norm", [None, "rms_norm"])
+    return config
+
+
+def t5(draw):
+    config = {
+        "vocab_size": draw.randint(50, 3000),
+        "d_model": draw.randint(4, 90),
+        "d_kv": draw.randint(2, 40),
+        "d_ff": draw.randint(4, 200),
+        "num_layers": draw.randint(1, 5),
+        "num_heads": draw.randint(1, 6),
+        "feed_forward_proj": draw.choice(["relu", "gated-gelu"]),
+    }
+    maybe(draw, config, "num_decoder_layers", [None, 2, 3])
+    maybe(draw, config, "relative_attention_num_buckets", [8, 16])
+    return config
+
+
+def whisper(draw):
+    heads = draw.randint(1, 4)
+    config = {
+        "vocab_size": draw.randint(50, 3000),
+        "d_model": heads * 2 * draw.randint(2, 12),
+        "encoder_layers": draw.randint(1, 4),
+        "decoder_layers": draw.randint(1, 4),
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": draw.randint(4, 200),
+        "decoder_ffn_dim": draw.randint(4, 200),
+        "pad_token_id": 0,
+    }
+    maybe(draw, config, "num_mel_bins", [40, 128])
+    maybe(draw, config, "max_source_positions", [100, 400])
+    maybe(draw, config, "max_target_positions", [30, 60])
+    return config
+
+
+def tower(draw):
+    config = vit(draw)
+    del config["id2label"]
+    config.pop("qkv_bias", None)
+    return config
+
+
 # The type, how a configuration of it is made, and how many the table has.
 TYPES = [
     ("bert", encoder, 10),
@@ -266,10 +382,30 @@ TYPES = [
     ("roberta", encoder, 10),
     ("starcoder2", starcoder2, 8),
     ("vit", vit, 8),
+    # Counted, not planned.
+    ("clip_vision_model", tower, 4),
+    ("siglip_vision_model", tower, 4),
+    ("t5", t5, 10),
+    ("whisper", whisper, 8),
+    # Classes of diffusers.
+    ("UNet2DConditionModel", unet, 14),
+    ("DiTTransformer2DModel", dit, 8),
+    ("FluxTransformer2DModel", flux, 8),
+    ("SD3Transformer2DModel", sd3, 8),
 ]
 
 # The class of a type where it is not the causal language model.
-CLASSES = {"clip": "AutoModel", "vit": "AutoModelForImageClassification"}
+CLASSES = {
+    "bert": "AutoModelForMaskedLM",
+    "dinov2": "AutoModelForImageClassification",
+    "roberta": "AutoModelForMaskedLM",
+    "clip": "AutoModel",
+    "clip_vision_model": "AutoModel",
+    "siglip_vision_model": "AutoModel",
+    "t5": "T5ForConditionalGeneration",
+    "vit": "AutoModelForImageClassification",
+    "whisper": "WhisperForConditionalGeneration",
+}
 
 
 def count(kind, config):
@@ -279,14 +415,23 @@ def count(kind, config):
     if "architectures" in config:
         name = "AutoModel" + config["architectures"][0].replace("Dinov2Model", "")
     with torch.device("meta"):
-        made = transformers.AutoConfig.for_model(kind, **keys)
-        model = getattr(transformers, name).from_config(made)
-    return sum(parameter.numel() for parameter in model.parameters())
+        if hasattr(diffusers, kind):
+            model = getattr(diffusers, kind)(**keys)
+        else:
+            made = transformers.AutoConfig.for_model(kind, **keys)
+            cls = getattr(transformers, name)
+            model = cls.from_config(made) if name.startswith("Auto") else cls(made)
+    # DeepSeek-V3's files hold a weight per expert that training adjusts without a gradient. It counts,
+    # although `transformers` keeps it as a buffer.
+    corrections = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    return sum(weight.numel() for weight in [*model.parameters(), *corrections])
 
 
 def rows(seed):
     for kind, make, number in TYPES:
         draw = random.Random(f"{seed} {kind}")
+        # The defaults of the class.
+        yield kind, {}, count(kind, {})
         for _ in range(number):
             config = make(draw)
             yield kind, config, count(kind, config)

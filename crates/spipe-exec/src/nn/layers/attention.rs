@@ -466,12 +466,12 @@ mod tests {
 
     #[test]
     fn the_mix_derives_as_its_operations_do() {
-        for (key_heads, masked) in [(4, false), (2, true), (1, true)] {
+        for (key_heads, masked, cap) in [(4, false, None), (2, true, None), (1, true, None), (2, true, Some(0.7))] {
             let span = Span { sequences: 2, queries: 1..6, keys: 0..6 };
             let row = |query: usize| (0..6).map(move |key| if key > query + 1 { f32::NEG_INFINITY } else { 0.0 });
             let numbers: Vec<f32> = (0..5).flat_map(row).collect();
             let mask = masked.then(|| Tensor::from_data(TensorData::new(numbers, [1, 1, 5, 6]), &cores()));
-            let mix = ScaledDotProduct { span, heads: 4, key_heads, width: 8, mask };
+            let mix = ScaledDotProduct { span, heads: 4, key_heads, width: 8, cap, mask };
             derives(&mix, [[10, 32], [12, 8 * key_heads], [12, 8 * key_heads]]);
         }
     }

@@ -36,6 +36,9 @@ impl BlockUnit {
         if block.dropout {
             return Err("dropout is not computed: set `dropout = false` in the model file");
         }
+        if block.modulation.is_some() {
+            return Err("modulation by a time step is not computed");
+        }
         if block.layer_scale {
             return Err("scales of branches are not computed");
         }

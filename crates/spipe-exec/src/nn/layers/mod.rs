@@ -36,7 +36,9 @@ use embedding::EmbeddingUnit;
 use head::HeadUnit;
 use patch::PatchUnit;
 use spipe_base::{Bytes, Diagnostic, Faults, LayerId};
-use spipe_model::{Attention, Batch, Block, Embedding, Head, Layer, LayerKind, Model, Precision, Recompute};
+use spipe_model::{
+    Architecture, Attention, Batch, Block, Embedding, Head, Layer, LayerKind, Model, Precision, Recompute, UnetLayer,
+};
 use std::borrow::Cow;
 use unet::UnetUnit;
 
@@ -178,6 +180,12 @@ impl Arithmetic {
             LayerKind::PatchEmbedding(embedding) if embedding.mask_token => {
                 Err("vectors of hidden patches are not computed")
             }
+            LayerKind::PatchEmbedding(embedding) if !embedding.class_token => {
+                Err("images without a class token are not computed")
+            }
+            LayerKind::Unet(UnetLayer::Conditioning(condition)) if condition.added > 0 => {
+                Err("pooled texts and sizes of images are not computed")
+            }
             LayerKind::PatchEmbedding(embedding) => Ok(Self::Patches(PatchUnit::new(embedding))),
             LayerKind::Block(block) => BlockUnit::new(block).map(|unit| Self::Block(Box::new(unit))),
             LayerKind::Head(head) => HeadUnit::new(head).map(Self::Head),
@@ -185,6 +193,7 @@ impl Arithmetic {
             LayerKind::Projection(_) | LayerKind::Contrast(_) => Err("contrastive losses are not computed"),
             LayerKind::Unet(shape) => Ok(Self::Unet(UnetUnit::new(shape), Box::new(layer.clone()))),
             LayerKind::Profiled(_) => Err("it is known by measurements only"),
+            LayerKind::Counted => Err("it is counted only"),
         }
         .map_err(unsupported)
     }
@@ -344,6 +353,12 @@ pub(crate) fn inferring_units(model: &Model) -> Result<Vec<Unit>, Faults> {
 
 fn units_of(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, Faults> {
     let mut faults = Faults::new();
+    if let Architecture::Unet(unet) = model.architecture()
+        && unet.outputs != unet.channels
+    {
+        let message = format!("images of {} channels with noise in {} are not computed", unet.channels, unet.outputs);
+        faults.push(Diagnostic::error(message));
+    }
     let mut units = Vec::new();
     let mut before = CutTensors::default();
     for (id, layer) in model.layers().enumerate() {

@@ -81,8 +81,16 @@ mod tests {
 
     #[test]
     fn patches_are_cut_row_by_row() {
-        let shape =
-            PatchEmbedding { image: 4, patch: 2, channels: 2, hidden: 4, bias: true, mask_token: false, norm: None };
+        let shape = PatchEmbedding {
+            image: 4,
+            patch: 2,
+            channels: 2,
+            hidden: 4,
+            bias: true,
+            class_token: true,
+            mask_token: false,
+            norm: None,
+        };
         let pixels: Vec<f32> = (0..32).map(|pixel| pixel as f32).collect();
         let pixels = Tensor::from_data(TensorData::new(pixels, [1, 32]), &cores());
         let patches = PatchUnit::new(&shape).patches(pixels, 1);

@@ -6,15 +6,28 @@
 //! | `mlp.down.weight` | `down_proj.weight`, outputs × inputs | `c_proj.weight` as it is | `output.dense.weight`, outputs × inputs |
 //! | `projection.weight` of the head | `lm_head.weight`, outputs × inputs; absent if tied | the same | `classifier.weight`, outputs × inputs |
 //!
+//! Gemma, OLMo-2, Phi-2 and StarCoder2 have Llama's names with a few others ([`Family`]).
+//!
 //! GPT-2's linear layers are transformers' `Conv1D`, which stores inputs × outputs.
 
 use crate::nn::layers::Parameter;
-use spipe_model::{Architecture, Block, Layer, LayerKind, Mlp, Model, Norm, PatchEmbedding, Positions};
+use spipe_model::{
+    Architecture, Layer, LayerKind, Mlp, Model, Norm, NormPlaces, PatchEmbedding, Positions, QkNorm, Transformer,
+};
 
 /// A family of models with the same names of tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
+    /// Llama and its kin, the first Gemma among them.
     Llama,
+    /// Norms before and behind both branches.
+    Gemma2,
+    /// Norms behind both branches.
+    Olmo2,
+    /// One norm of both branches, two matrices.
+    Phi,
+    /// Two matrices.
+    Starcoder2,
     Gpt2,
     Vit,
 }
@@ -38,9 +51,7 @@ impl Family {
     /// The family of `model`, if there is one.
     pub fn of(model: &Model) -> Option<Self> {
         match model.architecture() {
-            Architecture::Transformer(transformer) => {
-                transformer.peculiarity().is_none().then(|| Self::of_block(&transformer.block)).flatten()
-            }
+            Architecture::Transformer(transformer) => Self::of_decoder(transformer),
             Architecture::Vision(vision) if vision.head().is_some() && vision.embedding.norm.is_none() => {
                 Some(Self::Vit)
             }
@@ -48,22 +59,50 @@ impl Family {
         }
     }
 
-    fn of_block(block: &Block) -> Option<Self> {
-        match (block.norm, block.mlp, block.positions) {
-            (Norm::RmsNorm, Mlp::Swiglu, Positions::Rotary { fraction, .. }) if fraction >= 1.0 => Some(Self::Llama),
-            (Norm::LayerNorm, Mlp::Gelu | Mlp::GeluTanh, Positions::Learned { .. })
-                if block.qkv_bias && block.output_bias && block.mlp_bias =>
+    fn of_decoder(transformer: &Transformer) -> Option<Self> {
+        let block = &transformer.block;
+        let plain = transformer.peculiarity().is_none();
+        let whole = matches!(block.positions, Positions::Rotary { fraction, .. } if fraction >= 1.0);
+        let rotary = matches!(block.positions, Positions::Rotary { .. });
+        let biased = block.qkv_bias && block.output_bias && block.mlp_bias;
+        let usual_ends = transformer.final_norm
+            && !transformer.embedding_norm
+            && transformer.embedding_width == block.hidden
+            && block.experts.is_none()
+            && block.latent.is_none()
+            && !block.sinks;
+        match (block.norms, block.norm, block.mlp) {
+            _ if !usual_ends => None,
+            (NormPlaces::Before, Norm::RmsNorm, Mlp::Swiglu) if plain && whole => Some(Self::Llama),
+            (NormPlaces::Before, Norm::LayerNorm, Mlp::Gelu | Mlp::GeluTanh)
+                if plain && biased && matches!(block.positions, Positions::Learned { .. }) =>
             {
                 Some(Self::Gpt2)
+            }
+            (NormPlaces::Before, Norm::LayerNorm, Mlp::GeluTanh) if plain && rotary => Some(Self::Starcoder2),
+            (NormPlaces::Before, Norm::RmsNormPlusOne, Mlp::GegluTanh) if whole && !block.parallel_residual => {
+                Some(Self::Llama)
+            }
+            (NormPlaces::Around, Norm::RmsNormPlusOne, Mlp::GegluTanh) if whole => Some(Self::Gemma2),
+            (NormPlaces::After, Norm::RmsNorm, Mlp::Swiglu) if whole => Some(Self::Olmo2),
+            (NormPlaces::Shared, Norm::LayerNorm, Mlp::GeluTanh)
+                if rotary && biased && transformer.head_bias && block.qk_norm == QkNorm::None =>
+            {
+                Some(Self::Phi)
             }
             _ => None,
         }
     }
 
+    /// Whether its names are Llama's, with few others.
+    const fn is_llama(self) -> bool {
+        matches!(self, Self::Llama | Self::Gemma2 | Self::Olmo2 | Self::Phi | Self::Starcoder2)
+    }
+
     /// The prefix of all names. The files of some models, such as the first GPT-2, leave it out.
     pub const fn prefix(self) -> &'static str {
         match self {
-            Self::Llama => "model.",
+            Self::Llama | Self::Gemma2 | Self::Olmo2 | Self::Phi | Self::Starcoder2 => "model.",
             Self::Gpt2 => "transformer.",
             Self::Vit => "vit.",
         }
@@ -72,7 +111,7 @@ impl Family {
     /// The embedding's table, with which a tied head projects.
     pub const fn table(self) -> &'static str {
         match self {
-            Self::Llama => "model.embed_tokens.weight",
+            Self::Llama | Self::Gemma2 | Self::Olmo2 | Self::Phi | Self::Starcoder2 => "model.embed_tokens.weight",
             Self::Gpt2 => "transformer.wte.weight",
             Self::Vit => "",
         }
@@ -86,8 +125,9 @@ impl Family {
             (LayerKind::Block(_), _) => self.in_block(name).map(|(stem, part)| (self.block(index) + stem, part))?,
             (LayerKind::Head(_), Self::Vit) => (at_end(name, "vit.layernorm", "classifier")?, (0, 1)),
             (LayerKind::Head(_), Self::Gpt2) => (at_end(name, "transformer.ln_f", "lm_head")?, (0, 1)),
-            (LayerKind::Head(_), Self::Llama) => (at_end(name, "model.norm", "lm_head")?, (0, 1)),
-            (LayerKind::Embedding(_), Self::Llama) if name == "token" => ("model.embed_tokens".into(), (0, 1)),
+            (LayerKind::Head(_), Self::Phi) => (at_end(name, "model.final_layernorm", "lm_head")?, (0, 1)),
+            (LayerKind::Head(_), _) => (at_end(name, "model.norm", "lm_head")?, (0, 1)),
+            (LayerKind::Embedding(_), _) if self.is_llama() && name == "token" => ("model.embed_tokens".into(), (0, 1)),
             (LayerKind::Embedding(_), Self::Gpt2) if name == "token" => ("transformer.wte".into(), (0, 1)),
             (LayerKind::Embedding(_), Self::Gpt2) if name == "position" => ("transformer.wpe".into(), (0, 1)),
             (LayerKind::PatchEmbedding(shape), Self::Vit) => return patches(shape, parameter),
@@ -108,7 +148,7 @@ impl Family {
     /// The prefix of names in block `index`.
     fn block(self, index: &str) -> String {
         match self {
-            Self::Llama => format!("model.layers.{index}."),
+            Self::Llama | Self::Gemma2 | Self::Olmo2 | Self::Phi | Self::Starcoder2 => format!("model.layers.{index}."),
             Self::Gpt2 => format!("transformer.h.{index}."),
             Self::Vit => format!("vit.encoder.layer.{index}."),
         }
@@ -119,17 +159,27 @@ impl Family {
     fn in_block(self, name: &str) -> Option<(&'static str, (usize, usize))> {
         let whole = |stem| Some((stem, (0, 1)));
         match (self, name) {
-            (Self::Llama, "attention-norm") => whole("input_layernorm"),
-            (Self::Llama, "attention.query") => whole("self_attn.q_proj"),
-            (Self::Llama, "attention.key") => whole("self_attn.k_proj"),
-            (Self::Llama, "attention.value") => whole("self_attn.v_proj"),
-            (Self::Llama, "attention.query-norm") => whole("self_attn.q_norm"),
-            (Self::Llama, "attention.key-norm") => whole("self_attn.k_norm"),
-            (Self::Llama, "attention.output") => whole("self_attn.o_proj"),
-            (Self::Llama, "mlp-norm") => whole("post_attention_layernorm"),
-            (Self::Llama, "mlp.gate") => whole("mlp.gate_proj"),
-            (Self::Llama, "mlp.up") => whole("mlp.up_proj"),
-            (Self::Llama, "mlp.down") => whole("mlp.down_proj"),
+            (Self::Gemma2, "mlp-norm") => whole("pre_feedforward_layernorm"),
+            (Self::Phi, "attention.output") => whole("self_attn.dense"),
+            (Self::Phi, "mlp.up") => whole("mlp.fc1"),
+            (Self::Phi, "mlp.down") => whole("mlp.fc2"),
+            (Self::Starcoder2, "mlp.up") => whole("mlp.c_fc"),
+            (Self::Starcoder2, "mlp.down") => whole("mlp.c_proj"),
+            (family, name) if family.is_llama() => whole(match name {
+                "attention-norm" => "input_layernorm",
+                "attention.query" => "self_attn.q_proj",
+                "attention.key" => "self_attn.k_proj",
+                "attention.value" => "self_attn.v_proj",
+                "attention.query-norm" => "self_attn.q_norm",
+                "attention.key-norm" => "self_attn.k_norm",
+                "attention.output" => "self_attn.o_proj",
+                "mlp-norm" | "attention-end-norm" => "post_attention_layernorm",
+                "mlp-end-norm" => "post_feedforward_layernorm",
+                "mlp.gate" => "mlp.gate_proj",
+                "mlp.up" => "mlp.up_proj",
+                "mlp.down" => "mlp.down_proj",
+                _ => return None,
+            }),
             (Self::Gpt2, "attention-norm") => whole("ln_1"),
             (Self::Gpt2, "attention.query") => Some(("attn.c_attn", (0, 3))),
             (Self::Gpt2, "attention.key") => Some(("attn.c_attn", (1, 3))),

@@ -197,4 +197,6 @@ fn by(shape: &[usize]) -> String {
 }
 
 #[cfg(test)]
+mod architectures;
+#[cfg(test)]
 mod tests;

@@ -227,6 +227,7 @@ const GPT_OSS: Row = Row {
 };
 const DEEPSEEK_V2: Row = Row {
     name: "deepseek_v2",
+    vocabulary: 102_400,
     qkv_bias: ATTENTION_BIAS,
     output_bias: ATTENTION_BIAS,
     mlp_bias: Flag::Key("mlp_bias", false),
@@ -243,7 +244,13 @@ const DEEPSEEK_V3: Row = Row {
     intermediate: Some(18_432),
     places: 4096,
     mlp_bias: Flag::Never,
-    experts: experts(&["n_routed_experts", "num_local_experts"], 256, 8),
+    // The router's bias is adjusted without a gradient (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+    experts: Some(ExpertRow {
+        count_keys: &["n_routed_experts", "num_local_experts"],
+        count: 256,
+        per_token: 8,
+        router_bias: true,
+    }),
     more: details::deepseek_v3,
     ..DEEPSEEK_V2
 };

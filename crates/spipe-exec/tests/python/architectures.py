@@ -1,0 +1,83 @@
+"""Losses and gradients of small decoders, as `transformers` computes them.
+
+Every number of every tensor follows from the tensor's name, so that the table holds no weights.
+
+    pip install torch transformers
+    python architectures.py ../fixtures/architectures.json
+"""
+
+import json
+import math
+import sys
+
+import torch
+import transformers
+
+SEQUENCES, SEQ_LEN = 2, 12
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
+MODELS = {
+    "gemma": {"head_dim": 16},
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": 5,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 1.5,
+    },
+    "gemma3_text": {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 24, "layer_types": ["full_attention"] * 3},
+    "llama": {},
+    "olmo2": {},
+    "phi": {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
+    "starcoder2": {"sliding_window": 5, "tie_word_embeddings": False},
+}
+
+
+def fill(name, tensor):
+    """0.3 sin(h + 0.7 i) for the i-th number, where h follows from the name; one more for norms."""
+    start = 0
+    for letter in name.encode():
+        start = (31 * start + letter) % 1_000_003
+    indices = torch.arange(tensor.numel(), dtype=torch.float64)
+    numbers = 0.3 * torch.sin(start + 0.7 * indices)
+    if name.endswith("norm.weight"):
+        numbers += 1.0
+    return numbers.float().reshape(tensor.shape)
+
+
+def row(kind, more):
+    config = {**SIZES, **more}
+    made = transformers.AutoConfig.for_model(kind, **config)
+    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").float()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(fill(name, parameter))
+    tokens = torch.tensor([(7 * i * i + 3 * i) % SIZES["vocab_size"] for i in range(SEQUENCES * (SEQ_LEN + 1))])
+    tokens = tokens.reshape(SEQUENCES, SEQ_LEN + 1)
+    logits = model(tokens[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
+    loss.backward()
+    norms = {name: parameter.grad.norm().item() for name, parameter in model.named_parameters()}
+    assert math.isfinite(loss.item())
+    return {"config": {"model_type": kind, **config}, "loss": loss.item(), "gradients": norms}
+
+
+def main():
+    transformers.logging.set_verbosity_error()
+    rows = [row(kind, more) for kind, more in MODELS.items()]
+    versions = {module.__name__: module.__version__ for module in (torch, transformers)}
+    with open(sys.argv[1], "w") as file:
+        lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in rows)
+        file.write(f'{{"versions":{json.dumps(versions)},"models":[\n{lines}\n]}}\n')
+
+
+if __name__ == "__main__":
+    main()
