@@ -25,6 +25,14 @@ fn wrappers_are_read_as_the_model_inside() {
         let said = imported.warnings.to_string();
         assert!(said.contains("`wrapper` wraps a `llama`") && said.contains("config.json:2:2"), "{said}");
     }
+    let tower = format!(
+        "{{\"model_type\": \"llava\", \"text_config\": {{\"model_type\": \"llama\", {LLAMA}}}, \
+         \"vision_config\": {{\"model_type\": \"clip_vision_model\", \"hidden_size\": 1024, \"intermediate_size\": 4096, \
+         \"num_hidden_layers\": 24, \"image_size\": 336, \"patch_size\": 14}}}}"
+    );
+    let said = read(&tower).warnings.to_string();
+    // CLIP's ViT-L/14 at 336 pixels: 303.5 million.
+    assert!(said.contains("a `clip_vision_model` of 303 507 456 parameters"), "{said}");
     let tied = format!(
         "{{\"model_type\": \"wrapper\", \"tie_word_embeddings\": true, \"text_config\": {{\"model_type\": \"llama\", {LLAMA}}}}}"
     );

@@ -18,7 +18,7 @@ pub use index::{Component, components};
 use crate::{Architecture, Block, Imported, Model, VisionEnd, check::Check, file::head_dim};
 use config::Config;
 use serde_json::Value;
-use spipe_base::{Diagnostic, Faults, Position, position_of};
+use spipe_base::{Diagnostic, Faults, Position, position_of, readable::grouped};
 
 /// The class name that `diffusers` writes in place of a model type.
 const DENOISER: &str = "UNet2DConditionModel";
@@ -80,7 +80,13 @@ impl Model {
         let Some(model_type) = type_of(&config) else { return Err(nearest::no_type(&outer).at(start).into()) };
         if let Some(key) = wrapped {
             let wrapper = outer.word("model_type").unwrap_or("the file");
-            let message = format!("`{wrapper}` wraps a `{model_type}`: that is read, and the rest is left out");
+            let rest = match wrapper::tower(&outer) {
+                Some((tower, parameters)) => {
+                    format!("a `{tower}` of {} parameters and what joins them are left out", grouped(parameters))
+                }
+                None => "the rest is left out".into(),
+            };
+            let message = format!("`{wrapper}` wraps a `{model_type}`: that is read, and {rest}");
             config.faults.push(Diagnostic::warning(message).at(outer.locate(&[key])));
         }
         let architecture = architecture(&mut config, model_type)?;

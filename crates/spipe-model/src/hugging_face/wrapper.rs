@@ -1,5 +1,6 @@
 //! Configs that wrap a language model: `{"model_type": "llava", "text_config": {…}}`.
 
+use super::{config::Config, counted};
 use serde_json::Value;
 
 /// The keys under which wrappers keep their language model.
@@ -18,4 +19,13 @@ pub(super) fn inner(value: &mut Value, known: &[&str]) -> Option<&'static str> {
         table.entry("tie_word_embeddings").or_insert(tied);
     }
     Some(key)
+}
+
+/// The type and the parameters of a wrapper's vision tower, if its type is known.
+pub(super) fn tower(outer: &Config<'_>) -> Option<(String, u64)> {
+    let mut config = outer.child(&["vision_config"])?;
+    let what = config.word("model_type")?.to_owned();
+    let counted = counted::read(&mut config, &what)?;
+    let parameters = counted.parts.iter().map(|part| part.count.saturating_mul(part.parameters));
+    Some((what, parameters.fold(0, u64::saturating_add)))
 }
