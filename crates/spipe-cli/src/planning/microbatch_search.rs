@@ -35,7 +35,8 @@ const FASTEST: u32 = 3;
 ///
 /// At an effort, each size is searched once ([`Search::with_effort`]). Otherwise:
 ///
-/// 1. Each size is searched at low effort, which gives a plan at once.
+/// 1. Each size is searched at low effort without local search, and the best of them with it, which
+///    gives a plan at once.
 /// 2. Each size is searched for a short time.
 /// 3. The sizes whose search was cut short, and whose bound leaves room for a faster plan, are
 ///    searched again, the one with the fastest plan first. Each takes three quarters of the
@@ -90,9 +91,7 @@ impl Search<'_> {
             return self.with_effort(effort);
         }
         if self.planner.claim() == Claim::OptimalWithinGap {
-            for workload in workloads {
-                self.size(*workload, (self.left(), Some(Effort::Low)), given)?;
-            }
+            self.with_effort(Effort::Low)?;
         }
         for (index, workload) in workloads.iter().enumerate() {
             if !self.sizes.has(workload.microbatch) || self.is_open(workload) {
@@ -121,7 +120,8 @@ impl Search<'_> {
     }
 
     /// Searches the sizes at an effort, the one with the least compute time first, and skips those that are not
-    /// faster than the best plan by more than the gap even if they only compute.
+    /// faster than the best plan by more than the gap even if they only compute. At low effort, local search
+    /// starts from the fastest plan alone.
     fn with_effort(&mut self, effort: Effort) -> Result<(), Failure> {
         let request = self.request;
         let bound = |workload: &Workload| {
@@ -131,16 +131,28 @@ impl Search<'_> {
         let mut order: Vec<(SimTime, Workload)> =
             request.workloads.iter().map(|workload| (bound(workload), *workload)).collect();
         order.sort_by_key(|(bound, _)| *bound);
+        let several = effort == Effort::Low && order.len() > 1;
         for (bound, workload) in order {
             let best = self.sizes.best.as_ref().map(|(_, best)| best.simulated);
             if best.is_some_and(|best| gap(best, bound) <= request.gap) {
                 let nothing = PlanError::NothingBetter { bound, examined: 0, stopped: false };
                 self.sizes.take((workload, false), Err(nothing))?;
             } else {
-                self.size(workload, (Duration::MAX, Some(effort)), request.start.as_ref())?;
+                let options = self.options((self.end_of_steps(), Some(effort)), request.start.as_ref());
+                let refinements = if several { 0 } else { options.refinements };
+                self.size_with(workload, Options { refinements, ..options })?;
             }
         }
-        Ok(())
+        let best = self.sizes.best.as_ref().map(|(workload, best)| (*workload, best.placement.clone()));
+        match best.filter(|_| several) {
+            Some((workload, placement)) => self.size(workload, (self.end_of_steps(), Some(effort)), Some(&placement)),
+            None => Ok(()),
+        }
+    }
+
+    /// The time limit of searches that count steps: none where only steps are counted.
+    fn end_of_steps(&self) -> Duration {
+        if self.request.effort.is_some() { Duration::MAX } else { self.left() }
     }
 
     /// Whether there is time for another search of a size that may still have a faster plan.
@@ -154,10 +166,15 @@ impl Search<'_> {
     fn size(
         &mut self,
         workload: Workload,
-        (time_limit, effort): (Duration, Option<Effort>),
+        limits: (Duration, Option<Effort>),
         start: Option<&Placement>,
     ) -> Result<(), Failure> {
-        let options = Options {
+        let options = self.options(limits, start);
+        self.size_with(workload, options)
+    }
+
+    fn options(&self, (time_limit, effort): (Duration, Option<Effort>), start: Option<&Placement>) -> Options {
+        Options {
             time_limit,
             effort,
             gap: self.request.gap,
@@ -167,8 +184,11 @@ impl Search<'_> {
             start: start.cloned(),
             host_help: self.request.host_help,
             ..Options::default()
-        };
-        let partial = effort.is_some() && self.request.effort.is_none();
+        }
+    }
+
+    fn size_with(&mut self, workload: Workload, options: Options) -> Result<(), Failure> {
+        let partial = options.effort.is_some() && self.request.effort.is_none();
         let found = one_size(self.request, self.planner.as_ref(), &workload, options);
         self.sizes.take((workload, partial), found)?;
         if let Some(watch) = self.request.watch.filter(|_| self.sizes.are(self.request.workloads.len())) {

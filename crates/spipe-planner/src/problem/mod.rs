@@ -138,7 +138,8 @@ impl Problem<'_> {
 
     /// Returns the most neighbours of one placement that local search simulates.
     pub(crate) fn most_refinements(&self) -> usize {
-        self.options.effort.map_or(self.options.refinements, |effort| effort.refinements(self.size()))
+        let most = self.options.refinements;
+        self.options.effort.map_or(most, |effort| effort.refinements(self.size()).min(most))
     }
 }
 
