@@ -66,7 +66,7 @@ pub(crate) struct CostSums<'a> {
     pub runs: Vec<(usize, usize)>,
     /// The time limit of one linear or integer program that bounds iterations.
     pub program_time: Duration,
-    /// Whether at most one program is to bound a system, where several would bound it better.
+    /// Whether one program is to bound a system of stages, where several would bound it better.
     pub one_program: bool,
 }
 

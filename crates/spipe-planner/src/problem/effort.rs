@@ -6,7 +6,7 @@
 /// | step | low | high |
 /// |---|---|---|
 /// | greedy stages | yes | yes |
-/// | linear programs that bound a system | at most one | all |
+/// | linear programs that bound a system of stages | one | all |
 /// | integer programs for candidates, Mobius' programs, balanced stages | no | yes |
 /// | simulated candidates of one system | 3 to 8 | all |
 /// | simulated neighbours of one placement | 4 to 48 | 16 to 400 |

@@ -44,9 +44,6 @@ const MOST_SPLIT: usize = 64;
 /// `deadline` has expired.
 pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> Bound {
     if system.family() == Family::Sharded {
-        if costs.one_program {
-            return compute_bound::of_shared(costs);
-        }
         return least_of_shared((costs, pins), system, deadline).max(compute_bound::of_shared(costs));
     }
     let of = |rules: SystemRules| relaxation(costs, &rules, deadline);
