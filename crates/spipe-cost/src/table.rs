@@ -332,8 +332,9 @@ pub(crate) fn layer_time(
     ];
     let replay = measured(layer, workload, &roofline).map_or(Seconds::ZERO, |time| time.replay);
     let training = workload.mode == Mode::Train;
-    // A block in which something is trained has gradients inside it even if its input needs none.
-    let passes = training && (layer.passes_gradient || (layer.learns() && layer.as_block().is_some()));
+    // A block with adapters has gradients inside it even if its input needs none.
+    let adapted = layer.adaptation.is_some() && layer.learns() && layer.as_block().is_some();
+    let passes = training && (layer.passes_gradient || adapted);
     let copied = layer.adaptation.as_ref().is_some_and(|adaptation| adaptation.copy.is_some());
     let trains = training && (layer.trains || copied);
     let runs = [[true, passes, trains], [true, passes, training]];

@@ -158,7 +158,8 @@ fn model_flops(model: &Model, workload: &Workload) -> f64 {
         let work = layer.work(workload.batch());
         total += flops(&work.forward);
         if workload.mode == Mode::Train && layer.needs_backward {
-            let inside = layer.passes_gradient || (layer.learns() && layer.as_block().is_some());
+            let adapted = layer.adaptation.is_some() && layer.learns() && layer.as_block().is_some();
+            let inside = layer.passes_gradient || adapted;
             total += if inside { flops(&work.backward_input) } else { 0.0 };
             total += if layer.learns() { flops(&work.backward_weight) } else { 0.0 };
         }
