@@ -298,7 +298,7 @@ impl Transformer {
             ),
             (block.layer_scale, "its branches are scaled (DINOv2)"),
             (self.embedding_norm, "a norm follows its embedding (BLOOM)"),
-            (self.embedding_scale > 1.0 || self.embedding_scale < 1.0, "its embedding is scaled (Gemma)"),
+            ((self.embedding_scale - 1.0).abs() > 0.0, "its embedding is scaled (Gemma)"),
             (self.embedding_width != block.hidden, "its embedding is narrower than its blocks (OPT)"),
             (!self.final_norm, "no norm precedes its head (OPT)"),
             (self.head_bias, "its head has a bias (Phi-2)"),

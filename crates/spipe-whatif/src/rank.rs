@@ -335,11 +335,12 @@ impl Stability {
                 .insert(name, strata.iter().map(|stratum| (*stratum as f64 + random.f64()) / DRAWS as f64).collect());
         }
         for draw in 0..DRAWS {
+            let position = |item: &str| positions[item][draw];
             let figures: Vec<Figures> = solved
                 .iter()
                 .map(|one| {
                     let price = one.candidate.price.items.iter();
-                    let price: f64 = price.map(|(item, range)| range.at(positions[&item.name][draw])).sum();
+                    let price: f64 = price.map(|(item, range)| range.at(position(&item.name))).sum();
                     let hour = job
                         .own
                         .hour(Range::exactly(price * (1.0 + job.tax)), spipe_market::Watts::new(one.figures.watts));

@@ -403,7 +403,7 @@ impl TransformerFile {
             rotary_channels: block.latent.map(|latent| latent.rotary),
             value_dim: block.latent.map(|latent| latent.value_dim),
             embedding_norm: transformer.embedding_norm,
-            embedding_scale: Some(transformer.embedding_scale).filter(|scale| *scale > 1.0 || *scale < 1.0),
+            embedding_scale: Some(transformer.embedding_scale).filter(|scale| (scale - 1.0).abs() > 0.0),
             embedding_width: Some(transformer.embedding_width).filter(|width| *width != block.hidden),
             final_norm: transformer.final_norm,
             head_bias: transformer.head_bias,
