@@ -133,6 +133,7 @@ fn least_iteration_ms(machine: &str, global_batch: u64) -> f64 {
             optimizer: spipe_cost::Optimizer::Adamw,
             attention: spipe_model::Attention::Fused,
             clip_norm: None,
+            formats: spipe_cost::Formats::default(),
         };
         let table = spipe_cost::CostTable::new(&model, &hardware, &workload).unwrap();
         spipe_whatif::least_iteration(&table, &hardware).to_ms()

@@ -327,20 +327,20 @@ impl Stability {
             |one: &&Solved<'_>| one.candidate.price.items.iter().map(|(item, _)| item.name.clone()).collect::<Vec<_>>();
         let names: BTreeSet<String> = solved.iter().flat_map(items).collect();
         let mut random = fastrand::Rng::with_seed(SEED);
-        let mut positions: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        let mut draws: Vec<BTreeMap<String, f64>> = vec![BTreeMap::new(); DRAWS];
         for name in names {
             let mut strata: Vec<usize> = (0..DRAWS).collect();
             random.shuffle(&mut strata);
-            positions
-                .insert(name, strata.iter().map(|stratum| (*stratum as f64 + random.f64()) / DRAWS as f64).collect());
+            for (positions, stratum) in draws.iter_mut().zip(strata) {
+                positions.insert(name.clone(), (stratum as f64 + random.f64()) / DRAWS as f64);
+            }
         }
-        for draw in 0..DRAWS {
-            let position = |item: &str| positions[item][draw];
+        for positions in &draws {
             let figures: Vec<Figures> = solved
                 .iter()
                 .map(|one| {
                     let price = one.candidate.price.items.iter();
-                    let price: f64 = price.map(|(item, range)| range.at(position(&item.name))).sum();
+                    let price: f64 = price.map(|(item, range)| range.at(positions[&item.name])).sum();
                     let hour = job
                         .own
                         .hour(Range::exactly(price * (1.0 + job.tax)), spipe_market::Watts::new(one.figures.watts));

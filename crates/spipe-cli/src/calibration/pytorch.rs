@@ -191,7 +191,7 @@ fn describe(gpu: &mut GpuFile, rates: &DeviceRates) {
             source: source.clone(),
             ..Default::default()
         });
-        let of_width = |width: f64| rates.attention.iter().filter(move |point| point[1] == width);
+        let of_width = |width: f64| rates.attention.iter().filter(move |point| (point[1] - width).abs() < 0.5);
         gpu.attention = Some(AttentionFile {
             length: of_width(128.0).map(|[length, ..]| *length as u32).collect(),
             head_64: of_width(64.0).map(|[.., rate]| rate / peak).collect(),

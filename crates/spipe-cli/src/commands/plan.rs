@@ -33,10 +33,7 @@ pub fn run(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failu
 
 fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure> {
     let (time_limit, stop) = (input::limit(what.time_limit)?, interrupt::flag());
-    if what.threads == Some(0) {
-        return Err(Failure::argument("`--threads` is zero", "use at least one, or leave it out"));
-    }
-    let threads = what.threads.map_or_else(planning::cores, |threads| threads.min(planning::cores()));
+    let threads = threads(what)?;
     let inputs: Vec<&str> = what.model.as_deref().into_iter().chain(what.hardware.as_deref()).collect();
     let target = what.output.as_deref().map(|path| Target::beside(path, &inputs)).transpose()?;
     let plot = what.plot.as_deref().map(report::fill::Plot::open).transpose()?;
@@ -113,6 +110,14 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
             output::print(&report::plan::human(&found, (&front, &least), what.output.as_deref()))
         }
     }
+}
+
+/// The number of threads: at most one for each core.
+fn threads(what: &args::Plan) -> Result<usize, Failure> {
+    if what.threads == Some(0) {
+        return Err(Failure::argument("`--threads` is zero", "use at least one, or leave it out"));
+    }
+    Ok(what.threads.map_or_else(planning::cores, |threads| threads.min(planning::cores())))
 }
 
 /// Says on stderr what a reader of a plan should know.

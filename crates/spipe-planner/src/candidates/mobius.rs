@@ -52,7 +52,7 @@ pub(crate) fn candidates(costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<P
     let gpus = cross_mapped(&costs.context);
     let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= costs.layers).collect();
     let time_limit = budget::share(deadline.limit(), budget::MOBIUS_PROGRAM);
-    let settings = Settings { gap: GAP, time_limit, nodes: NODES, ..Settings::default() };
+    let settings = Settings { gap: GAP, time_limit, nodes: NODES };
     let cut = |turns: &usize| {
         let small = turns * gpus.len() <= MOST_STAGES;
         let until = deadline.at_most(time_limit);

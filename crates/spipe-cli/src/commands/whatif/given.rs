@@ -20,7 +20,7 @@ pub fn setup(what: &args::WhatifSweep, given: &Given) -> Result<Setup, Failure> 
     }
     job.skip.rules.extend(what.skip.iter().cloned());
     let checked = job.clone().check().map_err(if what.job.is_some() { Failure::Input } else { Failure::Arguments })?;
-    let own = what.own.as_deref().map(|path| parts(path)).transpose()?.unwrap_or_default();
+    let own = what.own.as_deref().map(parts).transpose()?.unwrap_or_default();
     if what.top == 0 && given.has("top") {
         return Err(Failure::argument("`--top` is zero", "show at least one machine"));
     }

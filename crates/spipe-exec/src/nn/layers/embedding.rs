@@ -38,7 +38,7 @@ impl EmbeddingUnit {
         let hidden = self.shape.hidden as usize;
         let tokens = pass.inputs().reshape([sequences * seq_len]);
         let mut output = pass.look_up(parameters[0].clone(), tokens);
-        if self.shape.scale > 1.0 || self.shape.scale < 1.0 {
+        if (self.shape.scale - 1.0).abs() > 0.0 {
             output = output * self.shape.scale;
         }
         let mut used = 1;

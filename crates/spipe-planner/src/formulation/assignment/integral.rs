@@ -181,7 +181,7 @@ impl<'p, 'a> IntegralProgram<'p, 'a> {
     }
 
     fn solve(&self, vars: ProblemVariables, program: (Vec<Constraint>, Expression), nodes: i32) -> Minimum {
-        minimise(vars, program, &Settings { gap: GAP, time_limit: self.limits.time, nodes, ..Settings::default() })
+        minimise(vars, program, &Settings { gap: GAP, time_limit: self.limits.time, nodes })
     }
 
     /// Minimises the total load with the layers of each run and position, and the iteration, fixed
