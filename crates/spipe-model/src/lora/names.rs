@@ -188,10 +188,12 @@ impl Block {
         }
     }
 
-    /// Whether the block has `matrix`.
+    /// Whether the block has `matrix`. Latent attention (DeepSeek) has other matrices, which are left as
+    /// they are.
     pub(super) const fn has(&self, matrix: Matrix) -> bool {
         match matrix {
-            Gate | GateUp => matches!(self.mlp, Mlp::Swiglu),
+            Gate | GateUp => self.mlp.inputs() == 2,
+            Query | Key | Value | QueryKeyValue | Output => self.latent.is_none(),
             Table | Head => false,
             _ => true,
         }
