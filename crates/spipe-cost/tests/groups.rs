@@ -1,5 +1,7 @@
 //! Rows of the one language: bytes of each training, and what is refused.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use spipe_base::{Bytes, LayerId};
 use spipe_cost::{
     Base, CostTable, Formats, GradientFormat, LayerMemory, Master, Mode, Optimizer, StateFormat, Workload,

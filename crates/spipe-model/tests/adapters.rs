@@ -1,5 +1,7 @@
 //! Adapters: which matrices they get, how many parameters and how much work they add.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use spipe_base::Flops;
 use spipe_model::{Adapter, Attention, Batch, LayerWork, Lora, Model, Op, Precision, Recompute, shipped};
 
@@ -51,7 +53,9 @@ fn a_frozen_matrix_has_no_weight_gradient() {
     let ([forward, input, _], work) = (flops(&plain.layers()[block].work(batch)), lora.layers()[block].work(batch));
     // Each adapter multiplies 2·t·r·(in + out) in each of the three passes.
     let added = 2.0 * 512.0 * lora.layers()[block].trained_parameters() as f64;
-    assert_eq!(flops(&work), [forward + added, input + added, added]);
+    for (got, expected) in flops(&work).into_iter().zip([forward + added, input + added, added]) {
+        assert!((got - expected).abs() < 1.0, "{got} but {expected}");
+    }
     let frozen = &lora.layers()[lora.layer("head").unwrap()];
     assert!(frozen.work(batch).backward_weight.is_empty() && frozen.needs_backward && !frozen.learns());
     let embedding = &lora.layers()[lora.layer("embedding").unwrap()];
