@@ -81,11 +81,14 @@ pub fn hardware_from_topology(printed: &Printed<'_>, name: &str) -> Result<Strin
     Ok(profile.text(name, &description))
 }
 
-/// The link of a profile at whose end its first GPU is.
+/// The first link of a profile between a GPU and something else. Names may stand for several, such as
+/// `gpu{0..3}`.
 fn lanes(figures: &Table, gpu: &Table) -> Option<Table> {
-    let links = figures.get("link")?.as_array()?.iter().filter_map(Value::as_table);
+    let stem = gpu.get("name")?.as_str()?.split(|letter: char| !letter.is_alphabetic()).next()?;
+    let is_gpu = |end: &&Value| end.as_str().is_some_and(|end| end.starts_with(stem));
     let ends = |link: &Table| link.get("between").and_then(Value::as_array).cloned().unwrap_or_default();
-    links.into_iter().find(|link| ends(link).contains(&gpu["name"])).cloned()
+    let mut links = figures.get("link")?.as_array()?.iter().filter_map(Value::as_table);
+    links.find(|link| ends(link).iter().filter(is_gpu).count() == 1).cloned()
 }
 
 /// The switch of each GPU that shares one with another GPU, numbered in their order.
