@@ -101,7 +101,9 @@ fn every_optimizer_and_base_plans() {
         written["peak-bytes"]["gpu0"].as_u64().unwrap()
     };
     let plain = peak(&[]);
-    assert_eq!(peak(&["--optimizer", "paged-adamw"]), plain);
+    // Only plans of plain training keep all layers in one stage.
+    let paged = peak(&["--optimizer", "paged-adamw"]);
+    assert!(paged.abs_diff(plain) * 100 < plain, "{paged} but {plain}");
     for less in ["adamw-8bit", "paged-adamw-8bit", "adafactor", "lion", "sgd", "muon"] {
         assert!(peak(&["--optimizer", less]) < plain, "{less}");
     }
