@@ -11,7 +11,8 @@ use spipe_model::{Batch, Layer, LayerKind, Model, Precision, Recompute};
 pub struct LayerMemory {
     /// Its parameters.
     pub parameters: Bytes,
-    /// The part of them that an optimizer step changes; zero for a frozen layer.
+    /// The part of them that a step on the host writes back: where adapters are trained, these alone;
+    /// otherwise all, since steps return whole layers.
     pub updated: Bytes,
     /// Their gradients; zero for a frozen layer, and where the optimizer runs in the backward.
     pub gradients: Bytes,
@@ -56,6 +57,7 @@ impl LayerMemory {
         let trains = layer.tied_to.is_some_and(|owner| workload.mode == Mode::Train && trains(owner));
         let alone = Self::alone(layer, (workload, runtime), precision);
         Self {
+            updated: if model.lora().is_some() { alone.updated } else { alone.parameters },
             boundary: outputs.sum(),
             workspace: alone.workspace.max(step_temporaries(model, layer, workload)),
             tied_parameters: tied,
