@@ -42,12 +42,15 @@ MODELS = {
 
 
 def fill(name, tensor):
-    """0.3 sin(h + 0.7 i) for the i-th number, where h follows from the name; one more for norms."""
+    """0.3 (2 f - 1) for the i-th number, where f is the fraction of 43758.5453 sin(h + 12.9898 i), and h
+    follows from the name; one more for norms.
+    """
     start = 0
     for letter in name.encode():
         start = (31 * start + letter) % 1_000_003
     indices = torch.arange(tensor.numel(), dtype=torch.float64)
-    numbers = 0.3 * torch.sin(start + 0.7 * indices)
+    fractions = torch.remainder(43758.5453 * torch.sin(start + 12.9898 * indices), 1.0)
+    numbers = 0.3 * (2.0 * fractions - 1.0)
     if name.endswith("norm.weight"):
         numbers += 1.0
     return numbers.float().reshape(tensor.shape)
@@ -60,7 +63,9 @@ def row(kind, more):
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(fill(name, parameter))
-    tokens = torch.tensor([(7 * i * i + 3 * i) % SIZES["vocab_size"] for i in range(SEQUENCES * (SEQ_LEN + 1))])
+    # Token 0 pads, and PyTorch gives a padding row no gradient.
+    tokens = [1 + (7 * i * i + 3 * i) % (SIZES["vocab_size"] - 1) for i in range(SEQUENCES * (SEQ_LEN + 1))]
+    tokens = torch.tensor(tokens)
     tokens = tokens.reshape(SEQUENCES, SEQ_LEN + 1)
     logits = model(tokens[:, :-1]).logits
     loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
