@@ -25,6 +25,7 @@
 //! # Ok::<(), spipe_base::Faults>(())
 //! ```
 
+mod adapted;
 mod architecture;
 mod block;
 mod block_memory;

@@ -10,14 +10,13 @@
 //! - [`Adaptation`] is the result for one layer: the adapters that it has, with their shapes and work.
 
 mod adaptation;
-mod attach;
-mod layers;
 mod names;
 mod tensor;
 mod text;
 
 pub use adaptation::{Adaptation, Adapted};
 pub use names::Matrix;
+pub(crate) use names::last_part;
 pub use tensor::Tensor;
 
 use serde::{Deserialize, Serialize};

@@ -104,7 +104,7 @@ pub(crate) const ALL_LINEAR: &str = "all-linear";
 
 impl Matrix {
     /// Every matrix of a block.
-    pub(super) const OF_BLOCK: [Self; 7] = [Query, Key, Value, Output, Gate, Up, Down];
+    pub(crate) const OF_BLOCK: [Self; 7] = [Query, Key, Value, Output, Gate, Up, Down];
 
     /// Returns our name of the matrix.
     pub const fn name(self) -> &'static str {
@@ -124,7 +124,7 @@ impl Matrix {
     }
 
     /// Returns the name of the matrix in files of the family that `block` belongs to.
-    pub(super) const fn short(self) -> &'static str {
+    pub(crate) const fn short(self) -> &'static str {
         match self {
             QueryKeyValue => "qkv_proj",
             GateUp => "gate_up_proj",
@@ -135,7 +135,7 @@ impl Matrix {
     /// Returns the matrices that `target` names in a model with this block; none if no file of any
     /// known model has the name. `w1` and `w2` are the two that read the input in Qwen's first models,
     /// and first and last matrix in models with experts and where `w3` is there as well.
-    pub(super) fn named(target: &str, block: &Block, targets: &[&str]) -> Option<Vec<Self>> {
+    pub(crate) fn named(target: &str, block: &Block, targets: &[&str]) -> Option<Vec<Self>> {
         let three = block.experts.is_some() || targets.iter().any(|target| last_part(target) == "w3");
         let by_number = match (last_part(target), three) {
             ("w1", true) | ("w2", false) => Some(Gate),
@@ -165,20 +165,20 @@ impl Matrix {
     }
 
     /// Returns all names, for hints.
-    pub(super) fn known() -> impl Iterator<Item = &'static str> + Clone {
+    pub(crate) fn known() -> impl Iterator<Item = &'static str> + Clone {
         NAMES.iter().map(|(name, _)| *name).chain(["w1", "w2", "w3", ALL_LINEAR])
     }
 }
 
 /// Returns the part of a path after its last dot.
-pub(super) fn last_part(path: &str) -> &str {
+pub(crate) fn last_part(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
 }
 
 impl Block {
     /// Whether files of models with this block hold queries, keys and values in one matrix: GPT-2,
     /// GPT-NeoX, BLOOM, MPT. Families are told apart by their positions, norms and biases.
-    pub(super) fn packs_attention(&self) -> bool {
+    pub(crate) fn packs_attention(&self) -> bool {
         let biased = self.qkv_bias && self.output_bias && self.mlp_bias;
         match self.positions {
             Positions::Learned { .. } => biased && self.causal && self.mlp == Mlp::GeluTanh,
@@ -190,7 +190,7 @@ impl Block {
 
     /// Whether the block has `matrix`. Latent attention (DeepSeek) has other matrices, which are left as
     /// they are.
-    pub(super) const fn has(&self, matrix: Matrix) -> bool {
+    pub(crate) const fn has(&self, matrix: Matrix) -> bool {
         match matrix {
             Gate | GateUp => self.mlp.inputs() == 2,
             Query | Key | Value | QueryKeyValue | Output => self.latent.is_none(),
@@ -200,7 +200,7 @@ impl Block {
     }
 
     /// Returns outputs, inputs and number of a matrix of the block: one for each expert.
-    pub(super) fn shape(&self, matrix: Matrix) -> [u64; 3] {
+    pub(crate) fn shape(&self, matrix: Matrix) -> [u64; 3] {
         let networks = self.experts.map_or(1, |experts| experts.count);
         match matrix {
             Query => [self.query_width(), self.hidden, 1],

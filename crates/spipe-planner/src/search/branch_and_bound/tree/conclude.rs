@@ -30,8 +30,13 @@ impl Tree<'_, '_> {
             if self.problem.options.incumbent.is_some() {
                 return Err(PlanError::NothingBetter { bound: to_time(self.costs, least), examined, stopped: !ended });
             }
-            // Placements that were not examined may run.
-            return Err(PlanError::StoppedWithoutPlan { examined });
+            // Placements that were not examined may run, unless the search has come to its end.
+            let all = ended && self.coverage != Coverage::Natural && self.known.iter().all(|known| !known.open);
+            return Err(if all {
+                PlanError::NothingRuns { examined }
+            } else {
+                PlanError::StoppedWithoutPlan { examined }
+            });
         };
         let status = match (least >= target / (1.0 + ROUNDING), ended) {
             (true, _) => OutcomeStatus::Optimal,

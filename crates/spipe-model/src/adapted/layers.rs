@@ -1,6 +1,6 @@
 //! What is trained and stored of a layer.
 
-use super::{Adaptation, Tensor};
+use crate::lora::{Adaptation, Tensor};
 use crate::{Batch, Block, Experts, Layer, LayerKind, LayerWork};
 
 impl Layer {

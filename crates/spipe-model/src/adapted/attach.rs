@@ -1,6 +1,6 @@
 //! The attachment of adapters to a model.
 
-use super::{Adaptation, Adapted, Lora, Matrix, names::last_part};
+use crate::lora::{Adaptation, Adapted, Lora, Matrix, last_part};
 use crate::{Block, Layer, LayerKind, Model};
 use spipe_base::{Diagnostic, Faults, similar_word};
 use std::collections::{BTreeMap, BTreeSet};
