@@ -106,7 +106,7 @@ fn reports_get_the_answer_that_reality_gave() {
     }
 }
 
-/// What two of the reports saw used: 750 to 800 GB of RAM, and 13 GB on each card. Tools of the system
+/// The memory that two of the reports saw used: 750 to 800 GB of RAM, and 13 GB on each card. Tools of the system
 /// show the plan's peak, what the runtime holds beside it, and what the allocators lose.
 #[test]
 fn offloaded_runs_hold_what_was_seen() {

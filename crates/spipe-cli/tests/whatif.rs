@@ -1,4 +1,4 @@
-//! What to buy, on the command line: the answer, its files, shards, and bad input.
+//! Machines to buy, on the command line: the answer, its files, shards, and bad input.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 

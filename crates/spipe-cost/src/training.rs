@@ -1,4 +1,4 @@
-//! What cannot be trained.
+//! Refusals of trainings that cannot be.
 
 use crate::{Mode, Optimizer, StateFormat, Workload};
 use spipe_base::{Diagnostic, Faults};

@@ -31,7 +31,7 @@ pub struct JobFile {
     /// The costs.
     #[serde(default)]
     pub cost: CostFile,
-    /// What varies.
+    /// The parts that vary.
     #[serde(default)]
     pub vary: VaryFile,
     /// The combinations that are not wanted.
@@ -53,7 +53,7 @@ pub struct TrainFile {
     pub global_batch: Option<u64>,
     /// The data type of parameters and activations; bf16 if absent.
     pub precision: Option<Precision>,
-    /// What executes it: a runtime file, or the name of a shipped one; spipe's own if absent.
+    /// The engine that executes it: a runtime file, or the name of a shipped one; spipe's own if absent.
     pub runtime: Option<String>,
     /// How often it is trained in a year; once if absent. It weighs several trainings.
     pub jobs_per_year: Option<f64>,
@@ -95,7 +95,7 @@ pub struct CostFile {
     pub pue: Option<f64>,
 }
 
-/// What varies; a list that is absent has its default.
+/// The parts that vary; a list that is absent has its default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct VaryFile {

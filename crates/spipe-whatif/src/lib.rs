@@ -1,4 +1,4 @@
-//! What to buy: the machines composed of what varies, ranked for a job.
+//! Machines composed of the parts that vary, ranked for a job: an answer to what one should buy.
 //!
 //! ```text
 //! job, catalogue ─sweep─► candidates ─run (Judge)─► answers ─rank─► Table ─report─► text, CSV, HTML, plots

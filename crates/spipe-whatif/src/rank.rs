@@ -104,7 +104,7 @@ pub struct Efforts {
 pub struct Infeasible {
     /// The name.
     pub machine: String,
-    /// What is missing, and for which training.
+    /// The missing memory, and for which training.
     pub lacks: String,
     /// The cheapest change of one part after which a plan fits.
     pub repair: Option<Change>,

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 /// The version of the file format.
 const FORMAT_VERSION: u32 = 1;
 
-/// What a sweep is about: parts of one sweep agree in it.
+/// The subject of a sweep: parts of one sweep agree in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Setup {
@@ -32,7 +32,7 @@ pub struct Setup {
 pub struct State {
     /// The version of the file format.
     pub format_version: u32,
-    /// What it is about.
+    /// Its subject.
     pub setup: Setup,
     /// The part.
     pub shard: Shard,

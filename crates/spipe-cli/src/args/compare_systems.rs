@@ -50,7 +50,7 @@ pub struct CompareSystems {
     /// Assume attention that writes its scores to memory (not fused)
     #[arg(long)]
     pub materialised_attention: bool,
-    /// What is trained, and in which formats
+    /// The trained parameters and their formats
     #[command(flatten)]
     pub training: Training,
     /// Time to search the plan of each system

@@ -77,7 +77,7 @@ pub struct Calibrate {
     /// Devices, such as cpu:0,emulated:0
     #[arg(long, value_delimiter = ',', default_value = "cpu:0")]
     pub devices: Vec<String>,
-    /// What measures: the executor of this program, or PyTorch, whose processes run exported plans
+    /// The engine that measures: the executor of this program, or PyTorch, whose processes run exported plans
     #[arg(long, value_enum, default_value_t = CalibratedRuntime::Spipe)]
     pub runtime: CalibratedRuntime,
     /// The Python that has PyTorch

@@ -97,7 +97,7 @@ pub enum Command {
     Calibrate(Calibrate),
     /// Find the best plan for a model on a machine
     Plan(Plan),
-    /// What to buy: rank composed machines for a job
+    /// Rank composed machines for a job: what to buy
     Whatif(Box<Whatif>),
     /// Predict tensor and data parallelism, in closed form
     #[command(subcommand)]

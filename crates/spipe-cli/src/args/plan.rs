@@ -72,7 +72,7 @@ pub struct Plan {
     /// Layers that are not trained, such as 0..3 or block.0..block.3
     #[arg(long)]
     pub freeze: Vec<String>,
-    /// What is trained, and in which formats
+    /// The trained parameters and their formats
     #[command(flatten)]
     pub training: Training,
     /// A condition on the plan, may be repeated: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7,
@@ -181,7 +181,7 @@ pub struct TensorData {
     /// Assume attention that writes its scores to memory (not fused)
     #[arg(long)]
     pub materialised_attention: bool,
-    /// What is trained, and in which formats
+    /// The trained parameters and their formats
     #[command(flatten)]
     pub training: Training,
 }

@@ -3,7 +3,7 @@
 use clap::Args as Group;
 use spipe_cost::{Base, GradientFormat, Master, StateFormat};
 
-/// What is trained, and in which formats.
+/// The trained parameters and their formats.
 #[derive(Debug, Default, Group)]
 pub struct Training {
     /// Train low-rank adapters in place of the model: rank=16,targets=q,k,v,o. Targets are q, k, v, o,

@@ -71,7 +71,7 @@ pub struct WhatifSweep {
     /// Data type of parameters and activations; bf16 if not given
     #[arg(long)]
     pub precision: Option<Precision>,
-    /// What executes it: a runtime file or the name of a shipped one; spipe's own if not given
+    /// The engine that executes it: a runtime file or the name of a shipped one; spipe's own if not given
     #[arg(long)]
     pub runtime: Option<String>,
     /// How often the job runs in a year; once if not given
@@ -107,7 +107,7 @@ pub struct WhatifSweep {
     /// The power of the building over that of its machines; 1 if not given
     #[arg(long)]
     pub pue: Option<f64>,
-    /// What varies, as KEY=VALUE,VALUE with the keys gpu, gpus, platform, dram, nvme, bridge and condition; may be repeated
+    /// Parts that vary, as KEY=VALUE,VALUE with the keys gpu, gpus, platform, dram, nvme, bridge and condition; may be repeated
     #[arg(long)]
     pub vary: Vec<String>,
     /// Combinations to skip, such as "gpus = 4 and platform = ryzen-9950x"; may be repeated

@@ -32,9 +32,9 @@ struct Shown {
     format_version: u32,
     name: String,
     parameters: u64,
-    /// Those that each token uses.
+    /// The parameters that each token uses.
     active_parameters: u64,
-    /// Those of modules that predict further tokens, which are not among the others.
+    /// The parameters of modules that predict further tokens, which are not among the others.
     #[serde(skip_serializing_if = "is_zero")]
     mtp_parameters: u64,
     seq_len: u64,

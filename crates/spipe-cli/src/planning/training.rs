@@ -1,4 +1,4 @@
-//! What is trained and in which formats, from the options of a command line.
+//! The trained parameters and their formats, from the options of a command line.
 
 use crate::{Failure, args, text_files};
 use spipe_base::Diagnostic;

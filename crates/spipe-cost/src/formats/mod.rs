@@ -73,7 +73,7 @@ impl GradientFormat {
 }
 
 impl Formats {
-    /// Those of plain mixed precision.
+    /// The formats of plain mixed precision.
     pub const PLAIN: Self =
         Self { base: None, state: None, gradients: None, master: None, optimizer_in_backward: false };
 

@@ -1,4 +1,4 @@
-//! What is trained and stored of a layer.
+//! The trained and the stored parameters of a layer.
 
 use crate::lora::{Adaptation, Tensor};
 use crate::{Batch, Block, Experts, Layer, LayerKind, LayerWork};

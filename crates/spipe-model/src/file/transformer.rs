@@ -70,7 +70,7 @@ pub(crate) struct TransformerFile {
     /// Whether queries and keys are normalised; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub qk_norm: bool,
-    /// What each of these norms covers; only with `qk-norm`, `head` if absent.
+    /// The extent of each of these norms; only with `qk-norm`, `head` if absent.
     pub qk_norm_over: Option<QkNormWord>,
     /// Whether attention and feed-forward network both read the block's input; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -170,7 +170,7 @@ pub(crate) enum PositionsWord {
     None,
 }
 
-/// What the norms of queries and keys cover.
+/// The extent of the norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum QkNormWord {

@@ -17,7 +17,7 @@ pub use terminal::{front_plot, lines};
 use crate::{Job, Sweep, Table};
 use spipe_market::Date;
 
-/// What a report is about.
+/// The subject of a report.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {
     /// The job.

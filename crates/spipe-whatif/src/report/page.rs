@@ -18,7 +18,7 @@ const PAGE: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// What each machine opens: its plan in words.
+/// The text that each machine opens: its plan in words.
 pub type Linked = BTreeMap<usize, String>;
 
 #[derive(Serialize)]

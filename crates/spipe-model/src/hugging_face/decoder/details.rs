@@ -1,4 +1,4 @@
-//! What single classes have beside their row. References are to `transformers` 5.24.
+//! Details that single classes have beside their row. References are to `transformers` 5.24.
 
 use super::{OTHERWISE, blocks, heads_share};
 use crate::{Experts, Latent, Norm, NormPlaces, Positions, QkNorm, Transformer, hugging_face::config::Config};

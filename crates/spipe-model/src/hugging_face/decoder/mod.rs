@@ -85,7 +85,7 @@ enum PositionRow {
         base: f64,
         fraction: (&'static str, f64),
     },
-    /// A table with so many rows more than there are places.
+    /// A table with this number of rows more than there are places.
     Learned(u64),
     Alibi,
 }
