@@ -25,6 +25,7 @@
 //! ```
 
 mod action;
+mod bytes;
 mod data_type;
 mod diagnostic;
 mod id;
@@ -35,6 +36,7 @@ mod text;
 mod time;
 
 pub use action::{ActionKind, Collective, IdleCause, LaneRole, Payload, Subject, UnknownWord};
+pub use bytes::Bytes;
 pub use data_type::DataType;
 pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of, similar_word, words_of};
 pub use id::{
@@ -42,6 +44,6 @@ pub use id::{
     StageId,
 };
 pub use parse::ParseQuantityError;
-pub use quantity::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
+pub use quantity::{BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
 pub use text::{Exact, Text};
 pub use time::SimTime;

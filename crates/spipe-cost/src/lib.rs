@@ -37,6 +37,7 @@ mod roofline;
 mod steps;
 mod table;
 mod training;
+mod words;
 mod workload;
 
 pub use error::CostError;

@@ -1,6 +1,6 @@
 //! The workload of a model: training or inference, and the batch sizes.
 
-use crate::{CostError, Formats, Optimizer};
+use crate::{CostError, Formats, Optimizer, words::words};
 use serde::{Deserialize, Serialize};
 use spipe_hardware::{DataType, Device, DeviceKind, VectorExtension};
 use spipe_model::{Attention, Batch, Precision};
@@ -65,26 +65,6 @@ impl FromStr for ClipNorm {
         let norm: f64 = word.parse().map_err(|_| format!("`{word}` is not a number"))?;
         norm.try_into()
     }
-}
-
-macro_rules! words {
-    ($name:ident: $($word:literal => $value:expr),+) => {
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                $(if *self == $value { return f.pad($word); })+
-                Ok(())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            fn from_str(word: &str) -> Result<Self, String> {
-                $(if word == $word { return Ok($value); })+
-                Err(format!("unknown word `{word}` (known: {})", [$($word),+].join(", ")))
-            }
-        }
-    };
 }
 
 words!(Mode: "train" => Self::Train, "infer" => Self::Infer, "generate" => Self::Generate);

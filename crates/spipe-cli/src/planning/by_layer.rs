@@ -2,9 +2,8 @@
 
 use super::{Evaluator, Request};
 use spipe_base::{LayerRange, SimTime};
-use spipe_cost::{CostTable, Optimizer, Workload};
-use spipe_model::Model;
-use spipe_plan::{Context, Placement, Stage, System, Weights};
+use spipe_cost::{CostTable, Workload};
+use spipe_plan::{Context, Placement, Stage, System, Weights, beyond_plain_training};
 
 /// A placement may be slower than the found one by this fraction if it needs less memory: predictions
 /// are not truer than that.
@@ -18,7 +17,7 @@ pub fn least_memory(
     (simulated, placement): (SimTime, Placement),
 ) -> (SimTime, Placement) {
     let found = (simulated, placement);
-    if is_plain(request.model, workload) || !request.pins.is_empty() || found.1.system != System::Checkpointing {
+    if !request.pins.is_empty() || found.1.system != System::Checkpointing {
         return found;
     }
     let resident = |stage: &Stage| stage.weights == Weights::Resident && stage.recomputed == stage.layers.count();
@@ -27,6 +26,9 @@ pub fn least_memory(
     }
     let Ok(cost) = CostTable::new(request.model, request.hardware, workload) else { return found };
     let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
+    if beyond_plain_training(&context).is_none() {
+        return found;
+    }
     let single = |stage: &Stage| {
         let stage = *stage;
         let alone = stage.layers.iter().filter_map(|layer| LayerRange::new(layer, layer));
@@ -39,9 +41,4 @@ pub fn least_memory(
         Some(time) => (time, by_layer),
         None => found,
     }
-}
-
-/// Whether all of the model is trained in plain mixed precision.
-fn is_plain(model: &Model, workload: &Workload) -> bool {
-    model.lora().is_none() && workload.formats.is_plain() && workload.optimizer == Optimizer::Adamw
 }

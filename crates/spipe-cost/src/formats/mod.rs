@@ -1,5 +1,6 @@
 //! The formats in which parameters, gradients and states are stored.
 
+use crate::words::words;
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -81,26 +82,6 @@ impl Formats {
     pub fn is_plain(&self) -> bool {
         *self == Self::default()
     }
-}
-
-macro_rules! words {
-    ($name:ident: $($word:literal => $value:expr),+) => {
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                $(if *self == $value { return f.pad($word); })+
-                Ok(())
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            fn from_str(word: &str) -> Result<Self, String> {
-                $(if word == $word { return Ok($value); })+
-                Err(format!("unknown word `{word}` (known: {})", [$($word),+].join(", ")))
-            }
-        }
-    };
 }
 
 words!(StateFormat: "f32" => Self::F32, "bf16" => Self::Bf16, "8bit" => Self::EightBit);
