@@ -74,6 +74,7 @@ fn busy_shares(subject: &Subject<'_>) -> Grid {
         notes: vec!["The busy share of the busiest lane of each kind; the rest of the iteration it idles.".into()],
         rows: rows.collect(),
         columns: kinds.into_iter().collect(),
+        whole: Some(1.0),
     }
 }
 
@@ -112,6 +113,7 @@ fn tornado(subject: &Subject<'_>) -> Grid {
         title: "What changes the cost of rank 1".into(),
         notes: vec!["One assumption of rank 1 changes, those of the others stay.".into()],
         columns: vec!["change of the cost of the job, %".into()],
+        whole: None,
         rows: rows.collect(),
     }
 }
@@ -198,6 +200,7 @@ fn head_room(subject: &Subject<'_>) -> Grid {
         title: "Head-room".into(),
         notes: vec!["What the plan leaves free at its peak in the fullest memory of each kind.".into()],
         columns: kinds.iter().map(|kind| (*kind).to_owned()).collect(),
+        whole: None,
         rows: rows.collect(),
     }
     .without_empty_columns()
@@ -221,6 +224,7 @@ fn ladder(subject: &Subject<'_>) -> Grid {
         title: "The next part".into(),
         notes: vec!["Single changes, the one that gains the most per money first.".into()],
         columns: vec!["tokens/s".into(), format!("price, {currency}"), format!("gain for 100 {currency}")],
+        whole: None,
         rows: rows.collect(),
     }
 }

@@ -87,12 +87,14 @@ pub(super) struct Cell {
     pub text: String,
 }
 
-/// Bars in rows and columns; each column has its own scale.
+/// Bars in rows and columns; each column has its own scale, up to its longest bar or to `whole`.
 pub(super) struct Grid {
     pub title: String,
     pub notes: Vec<String>,
     pub columns: Vec<String>,
     pub rows: Vec<(String, Vec<Option<Cell>>)>,
+    /// The value of a full bar, in every column.
+    pub whole: Option<f64>,
 }
 
 impl Grid {
@@ -124,7 +126,7 @@ impl Grid {
             let left = name + column as f64 * (width + room + 8.0);
             svg.text((left, top + 8.0), ("start", 11, "#666666"), heading);
             let cells = self.rows.iter().filter_map(|(_, cells)| cells.get(column)?.as_ref());
-            let (low, high) = cells.fold((0.0f64, f64::MIN_POSITIVE), |ends, cell| {
+            let (low, high) = cells.fold((0.0f64, self.whole.unwrap_or(f64::MIN_POSITIVE)), |ends, cell| {
                 (ends.0.min(cell.from.min(cell.to)), ends.1.max(cell.from.max(cell.to)))
             });
             // The text of a bar stands behind it.
