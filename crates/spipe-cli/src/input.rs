@@ -31,7 +31,7 @@ pub fn model_part(given: &str, part: Option<&str>) -> Result<Model, Failure> {
 
 /// The same, with models that are only counted.
 pub fn shown_part(given: &str, part: Option<&str>) -> Result<Model, Failure> {
-    if std::path::Path::new(given).is_dir() || given.ends_with("model_index.json") {
+    if model_files::is_folder(given) || given.ends_with("model_index.json") {
         return model_files::folder(given, part).map(model_files::with_remarks);
     }
     if let Some(part) = part {

@@ -81,6 +81,14 @@ pub fn config(file: &str, text: &str) -> Result<Imported, Failure> {
     Ok(Model::from_hugging_face(file, text)?)
 }
 
+/// Whether `given` names a folder with a model. A folder without one that happens to have the name of a
+/// shipped model, such as the results of a demo, does not hide that model.
+pub fn is_folder(given: &str) -> bool {
+    let shipped = spipe_model::shipped().iter().any(|(name, _)| *name == given);
+    let has = |file: &str| Path::new(&inside(given, file)).is_file();
+    Path::new(given).is_dir() && (!shipped || has("config.json") || has("model_index.json"))
+}
+
 /// The model of a folder; `part` is the name of a part of a pipeline.
 pub fn folder(given: &str, part: Option<&str>) -> Result<Imported, Failure> {
     if let Some(folder) = pipeline(given) {

@@ -53,6 +53,8 @@ fn a_config_or_its_folder_is_a_model() {
     assert!(said(&shown).contains("LoRA of rank 4 on q_proj"), "{}", said(&shown));
     let refused = spipe(at, "model show tiny/adapter_config.json");
     assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+    fs::create_dir(at.join("demo")).unwrap();
+    assert_eq!(json(at, "model show demo")["name"], "demo", "a folder of results hides no shipped model");
     let empty = spipe(at, "model show .");
     assert_eq!(empty.status.code(), Some(0), "{}", said(&empty));
 }
