@@ -26,6 +26,7 @@
 //! machine's GPUs.
 
 mod added;
+mod bound;
 mod error;
 mod formats;
 mod groups;
@@ -40,6 +41,7 @@ mod training;
 mod words;
 mod workload;
 
+pub use bound::{BOUND_ROUNDING, layer_time, least_iteration, least_time};
 pub use error::CostError;
 pub use formats::{Base, BaseFormat, Formats, GradientFormat, Master, StateFormat};
 pub use groups::{Group, Training, groups};

@@ -19,7 +19,7 @@ mod state;
 mod sweep;
 mod validated;
 
-pub use bound::{Bounder, least_iteration};
+pub use bound::Bounder;
 pub use job::{
     CostFile, FORMAT_VERSION, GLOBAL_BATCH, Job, JobFile, KEYS, LimitsFile, Objective, Rule, SkipFile, TrainFile,
     VaryFile, schema,

@@ -126,7 +126,7 @@ impl Search<'_> {
         let request = self.request;
         let bound = |workload: &Workload| {
             CostTable::new(request.model, request.hardware, workload)
-                .map_or(SimTime::ZERO, |table| spipe_whatif::least_iteration(&table, request.hardware))
+                .map_or(SimTime::ZERO, |table| spipe_cost::least_iteration(&table, request.hardware))
         };
         let mut order: Vec<(SimTime, Workload)> =
             request.workloads.iter().map(|workload| (bound(workload), *workload)).collect();
