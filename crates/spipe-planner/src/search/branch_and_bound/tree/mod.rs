@@ -11,6 +11,7 @@ use crate::{
     costs::{CostSums, HostOffload},
     feasibility::shortage,
     formulation::assignment::least_of_stages,
+    hosts::shared_out,
     problem::{Deadline, PlanError, Problem, Solution},
     score::{
         event_graph::EventGraph,
@@ -24,6 +25,7 @@ use crate::{
 };
 
 use rayon::prelude::*;
+use spipe_plan::{Placement, check};
 
 /// Limit on partitions that are simulated at a time.
 const SEEDS: usize = 32;
@@ -31,6 +33,9 @@ const SEEDS: usize = 32;
 /// Relative gap at which the common bisection over the iteration time ends: less than half of that at
 /// which searches end.
 const COARSE: f64 = 0.002;
+
+/// Limit on how often the iteration is doubled for which partitions are looked for while none has run.
+const MOST_WIDER: usize = 10;
 
 /// Limit on host variants of a partition up to which all are simulated: all numbers of slots with both
 /// orders of steps.
@@ -69,11 +74,32 @@ impl TreeResult {
 
     /// Simulates a partition with all its host variants, if these are few.
     fn judge(problem: &Problem<'_>, costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> Self {
-        let all = helped((&costs.context, &problem.options.pins), &case.placement(costs, partition));
+        let placement = case.placement(costs, partition);
+        let placement = relieved(costs, case, partition).unwrap_or(placement);
+        let all = helped((&costs.context, &problem.options.pins), &placement);
         let tried = if all.len() <= MOST_HELPS { all.len() } else { 1 };
         let best = all.iter().take(tried).map(|placement| judge(problem, placement.clone())).fold(None, faster);
         Self { best, examined: tried }
     }
+}
+
+/// Returns a placement that fits instead of that of a partition, which does not, since partitions count the
+/// least that stages need in the memories of hosts: with as much recompute as may be, so that less is
+/// offloaded, or with host data on other nodes. `None` if the partition fits, or none of these does.
+fn relieved(costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> Option<Placement> {
+    let fits = |placement: &Placement| check(&costs.context, placement).is_ok();
+    let placement = case.placement(costs, partition);
+    if fits(&placement) {
+        return None;
+    }
+    let mut again = partition.clone();
+    for stage in (0..case.stages()).filter(|stage| case.host_offload(*stage).activations) {
+        let (from, to) = partition.layers(stage);
+        again.recomputed[stage] = case.device(costs, stage).recomputes(costs.training, from, to)?.1;
+    }
+    let all = [case.placement(costs, &again), placement];
+    let shared = all.iter().filter_map(|placement| shared_out(&costs.context, placement));
+    all.iter().cloned().chain(shared).find(fits)
 }
 
 /// State of branch and bound.
@@ -201,6 +227,19 @@ impl<'s, 'a> Tree<'s, 'a> {
         }
     }
 
+    /// Looks for partitions of longer iterations than `high` ms, as long as no partition has run. Those that
+    /// are found first need not fit in the memories of the hosts.
+    fn widen(&mut self, cases: &[usize], mut high: f64) {
+        for _ in 0..MOST_WIDER {
+            if self.least_of_interest().is_finite() || !high.is_finite() || self.deadline.over() {
+                return;
+            }
+            high *= 2.0;
+            let possible = self.possible(cases, high);
+            self.simulate(possible.into_iter().map(|(_, found)| found).collect());
+        }
+    }
+
     /// Bisects the least iteration for which some of `active` are possible, as they are for `high`
     /// ms, and simulates the partitions found on the way.
     fn bisect(&mut self, mut active: Vec<usize>, mut high: f64) {
@@ -291,7 +330,8 @@ impl<'s, 'a> Tree<'s, 'a> {
         let high = partitions.par_iter().enumerate().map(period).reduce(|| self.least_of_interest(), f64::min);
         let active: Vec<usize> = partitions.iter().map(|(case, _)| *case).collect();
         self.simulate(partitions.into_iter().map(|(_, found)| found).collect());
-        self.bisect(active, high);
+        self.bisect(active.clone(), high);
+        self.widen(&active, high);
         let plain: Vec<Subproblem> =
             self.cases.iter().map(|case| case.clone().with_host_offload(self.costs, Some(HostOffload::NONE))).collect();
         let cases = (plain.as_slice(), self.least_of_interest());
