@@ -1,4 +1,5 @@
-//! The stop signal of a sweep: raised by Ctrl-C, and at the end of each share of the time limit.
+//! The stop signal of a sweep: raised by Ctrl-C, and at the end of each share of the time limit. An
+//! answer without any machine helps nobody, so that the first plan may take longer.
 
 use std::{
     sync::{
@@ -12,6 +13,9 @@ use std::{
 /// How often the clock is read: a small part of the shortest plan.
 const TICK: Duration = Duration::from_millis(20);
 
+/// The time that the first plan may take beyond its share, as a multiple of the whole limit.
+const PATIENCE: u32 = 3;
+
 /// The stop signal with its times.
 pub struct Clock {
     /// Raised when the work of the moment is to end.
@@ -21,6 +25,10 @@ pub struct Clock {
     end: Option<Instant>,
     /// The end of the share that runs.
     until: Arc<Mutex<Option<Instant>>>,
+    /// Whether a machine has a plan.
+    planned: Arc<AtomicBool>,
+    /// The time that is added until a machine has a plan.
+    patience: Duration,
 }
 
 impl Clock {
@@ -32,6 +40,8 @@ impl Clock {
             interrupted: crate::interrupt::flag(),
             end,
             until: Arc::new(Mutex::new(end)),
+            planned: Arc::new(AtomicBool::new(false)),
+            patience: limit.unwrap_or_default().saturating_mul(PATIENCE),
         };
         clock.watch();
         clock
@@ -40,12 +50,15 @@ impl Clock {
     /// Raises the signal in time, as long as the clock exists.
     fn watch(&self) {
         let (stop, until): (Weak<AtomicBool>, _) = (Arc::downgrade(&self.stop), Arc::clone(&self.until));
-        let interrupted = Arc::clone(&self.interrupted);
+        let (interrupted, planned, patience) =
+            (Arc::clone(&self.interrupted), Arc::clone(&self.planned), self.patience);
         thread::spawn(move || {
             while let Some(stop) = stop.upgrade() {
                 // The lock keeps the signal from being raised for a share that has just ended.
                 let until = until.lock().unwrap_or_else(PoisonError::into_inner);
-                if interrupted.load(Ordering::Relaxed) || until.is_some_and(|until| Instant::now() >= until) {
+                let more = if planned.load(Ordering::Relaxed) { Duration::ZERO } else { patience };
+                let over = until.is_some_and(|until| until.elapsed() >= more && Instant::now() >= until);
+                if interrupted.load(Ordering::Relaxed) || over {
                     stop.store(true, Ordering::Relaxed);
                 }
                 drop((until, stop));
@@ -62,5 +75,29 @@ impl Clock {
         *until = self.end.map(|end| now + end.saturating_duration_since(now).mul_f64(share.clamp(0.0, 1.0)));
         let over = until.is_some_and(|until| until <= now) || self.interrupted.load(Ordering::Relaxed);
         self.stop.store(over, Ordering::Relaxed);
+    }
+
+    /// Is told that a machine has a plan: from now on, the time counts.
+    pub fn planned(&self) {
+        self.planned.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_counts_from_the_first_plan_on() {
+        let clock = Clock::new(Some(Duration::from_millis(50)));
+        clock.begin(0.5);
+        thread::sleep(Duration::from_millis(80));
+        assert!(!clock.stop.load(Ordering::Relaxed), "no machine has a plan");
+        clock.planned();
+        let asked = Instant::now();
+        while !clock.stop.load(Ordering::Relaxed) {
+            assert!(asked.elapsed() < Duration::from_secs(60), "the time is up");
+            thread::sleep(TICK);
+        }
     }
 }

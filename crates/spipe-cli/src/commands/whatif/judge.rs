@@ -139,7 +139,7 @@ impl Judge for Planner {
         if self.is_stopped() {
             return None;
         }
-        Some(match (found, parallel) {
+        let answer = match (found, parallel) {
             (Ok((plan, _)), Some(parallel)) if parallel.tokens_per_second > plan.tokens_per_second => {
                 Answer::Planned(parallel)
             }
@@ -149,7 +149,12 @@ impl Judge for Planner {
             (Err(failure), None) => {
                 Answer::Failed(failure.to_string().lines().next().unwrap_or_default().replace("error: ", ""))
             }
-        })
+        };
+        // Trainings are planned in order: with the last one, the machine has a plan.
+        if train + 1 == self.trainings.len() && matches!(answer, Answer::Planned(_)) {
+            self.clock.planned();
+        }
+        Some(answer)
     }
 
     fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64 {
