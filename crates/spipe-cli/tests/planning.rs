@@ -437,9 +437,13 @@ fn memories_that_are_alike_are_named_together() {
     let (code, _, err) = spipe(&[
         "plan",
         "--model",
-        "llama2-13b",
+        "gpt2",
         "--hardware",
         "rtx3090-x4-two-sockets",
+        "--head-room",
+        "98%",
+        "--microbatch",
+        "1",
         "--global-batch",
         "16",
         "--system",
@@ -447,5 +451,5 @@ fn memories_that_are_alike_are_named_together() {
     ]);
     assert_eq!(code, Some(4), "{err}");
     assert!(err.contains(" more, or each of `gpu0` to `gpu3` "), "{err}");
-    assert!(err.contains("hint: use `--system zero-infinity` ("), "the fastest system comes first: {err}");
+    assert!(err.contains("hint: use `--system "), "a system that fits comes first: {err}");
 }
