@@ -34,5 +34,5 @@ pub use folder::Folder;
 pub use fsdp::fsdp;
 pub use profiler::{ImportError, Imported, ProfilerFile, import};
 pub use topology::{Printed, hardware_from_topology};
-pub use torch::torch;
+pub use torch::{fingerprint, torch};
 pub use weights::{different_fields, listed_tokens};

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 use spipe_base::LayerRange;
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_export::{Folder, deepspeed, fsdp, torch};
+use spipe_export::{Folder, deepspeed, fingerprint, fsdp, torch};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Knobs, Placement, Plan, Stage, System};
@@ -105,6 +105,23 @@ fn recomputed_stages_with_split_backwards_are_fused() {
     let text = order.to_string();
     assert!(text.contains("0I0") && text.contains("0W0") && text.contains("1B0") && !text.contains("1W0"), "{text}");
     assert!(folder.warnings.to_string().contains("recompute split ones three times"), "{}", folder.warnings);
+}
+
+#[test]
+fn plans_of_another_system_device_or_choice_have_other_fingerprints() {
+    let of = |system: System, devices: &[&str], change: &dyn Fn(Stage, &Hardware) -> Stage| {
+        fingerprint(&plan(system, devices, change, Knobs::default()))
+    };
+    let own = of(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same);
+    assert_eq!(own, of(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same));
+    let again = |stage: Stage, _: &Hardware| stage.with_everything_recomputed();
+    for other in [
+        of(System::Gpipe, &["gpu0", "gpu1"], &same),
+        of(System::OneForwardOneBackward, &["gpu1", "gpu0"], &same),
+        of(System::OneForwardOneBackward, &["gpu0", "gpu1"], &again),
+    ] {
+        assert_ne!(own, other);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::{Failure, args, args::Format, input, output, output::Target, planning, report::trace::human};
 use serde::Serialize;
 use spipe_base::{ActionKind, Diagnostic, Position, Subject};
-use spipe_export::{ImportError, Imported, ProfilerFile, import};
+use spipe_export::{ImportError, Imported, ProfilerFile, fingerprint, import};
 use spipe_plan::Plan;
 use spipe_trace::Metrics;
 use std::collections::BTreeSet;
@@ -112,6 +112,10 @@ fn name(imported: &mut Imported, plan: &Plan, path: &str) -> Result<(), Failure>
     let wanted = stages as u64 * microbatches;
     if imported.plan.is_some() && forwards.len() as u64 != wanted {
         return Err(wrong(format!("it has {} forwards, the plan has {wanted}", forwards.len())));
+    }
+    let own = fingerprint(plan);
+    if imported.plan.as_ref().is_some_and(|exported| *exported != own) {
+        return Err(wrong("its system, batch, devices or choices of stages differ".to_owned()));
     }
     let program = planning::program(plan)?;
     imported.trace.name.clone_from(&program.shape().name);

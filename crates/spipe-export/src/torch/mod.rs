@@ -10,6 +10,7 @@ use crate::{
 };
 use order::Exported;
 use settings::Settings;
+pub use settings::fingerprint;
 use spipe_base::{Diagnostic, Faults};
 use spipe_model::Architecture;
 use spipe_plan::Plan;

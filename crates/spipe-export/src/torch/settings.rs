@@ -69,7 +69,7 @@ impl Settings {
         Self {
             format_version: 1,
             system: placement.system.to_string(),
-            fingerprint: fingerprint(exported, &stages),
+            fingerprint: fingerprint(plan),
             model: network.clone(),
             ranks: exported.ranks.iter().copied().map(rank).collect(),
             stages,
@@ -141,12 +141,18 @@ fn stage_settings(plan: &Plan, exported: &Exported, (id, stage): (StageId, &Stag
     }
 }
 
-/// A short name of the order and the stages, by which a trace is known to be of this plan.
-fn fingerprint(exported: &Exported, stages: &[StageSettings]) -> String {
+/// Returns a short name of a plan's system, batch and stages, by which a trace is known to be of the plan,
+/// whatever order was exported.
+pub fn fingerprint(plan: &Plan) -> String {
+    let (context, placement) = (plan.context(), plan.placement());
+    let (workload, devices) = (context.workload(), context.hardware.devices());
     let mut sum = crc32fast::Hasher::new();
-    sum.update(exported.order.to_string().as_bytes());
-    for stage in stages {
-        sum.update(format!("{stage:?}").as_bytes());
+    let batch = (workload.microbatch, workload.microbatches, workload.seq_len);
+    sum.update(format!("{} {batch:?}", placement.system).as_bytes());
+    for Stage { device, layers, recomputed, offload, optimizer, .. } in &placement.stages {
+        let (first, last) = (layers.first().index(), layers.last().index());
+        let chosen = (first, last, recomputed, offload.is_some(), optimizer.map(|socket| &devices[socket].name));
+        sum.update(format!("{} {chosen:?}", devices[*device].name).as_bytes());
     }
     format!("{:08x}", sum.finalize())
 }
