@@ -166,15 +166,23 @@ pub fn trace(path: &str) -> Result<Trace, Failure> {
                 let message = message.split(" at line ").next().unwrap_or(&message).to_owned();
                 let diagnostic = Diagnostic::error(format!("not a trace: {message}")).at(position);
                 diagnostic.hint(if truncated {
-                    "the file ends too early; write it again"
+                    "the file ends too early; write it again".to_owned()
+                } else if is_plan(&text) {
+                    format!("it is a plan; `spipe simulate {path} -o trace.json` predicts its trace")
                 } else {
-                    "`spipe schema trace` prints what a trace file may hold"
+                    "`spipe schema trace` prints what a trace file may hold".to_owned()
                 })
             }
             other => Diagnostic::error(other.to_string()).at(Position { file: path.into(), line: 1, column: 1 }),
         };
         Failure::input(diagnostic)
     })
+}
+
+/// Whether a text is a plan's, valid or not.
+fn is_plan(text: &str) -> bool {
+    let keys = ["system", "workload", "stages"];
+    serde_json::from_str::<serde_json::Value>(text).is_ok_and(|value| keys.iter().all(|key| value.get(key).is_some()))
 }
 
 /// A time limit.

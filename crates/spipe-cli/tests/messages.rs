@@ -210,6 +210,13 @@ fn plans_with_impossible_figures() {
 }
 
 #[test]
+fn a_plan_in_the_place_of_a_trace() {
+    let (folder, plan, _) = good();
+    let plan = std::fs::read_to_string(plan).unwrap();
+    insta::assert_snapshot!(refusal_of(folder.path(), "given.json", &plan, &["compare", "given.json", "trace.json"]));
+}
+
+#[test]
 fn truncated_trace() {
     let (folder, _, trace) = good();
     let text = std::fs::read_to_string(trace).unwrap();

@@ -52,10 +52,11 @@ fn proof(found: &Found) -> String {
         format!(" (the fastest plan takes {fastest:.3}; this one has fewer runs of layers with different choices)")
     });
     let iteration = format!("Iteration {:.3} simulated{fastest}, {} tokens/s", solution.simulated, per_second(rate));
+    let plural = if solution.examined == 1 { "" } else { "s" };
+    let candidates = format!("{} candidate{plural}", solution.examined);
     if solution.bound == SimTime::ZERO {
         return format!(
-            "{iteration}; {} candidates simulated. There is no lower bound for plans such as the given one.",
-            solution.examined
+            "{iteration}; {candidates} simulated. There is no lower bound for plans such as the given one."
         );
     }
     let least = solution.considered.iter().filter_map(|known| known.bound).min();
@@ -74,8 +75,7 @@ fn proof(found: &Found) -> String {
         String::new()
     };
     format!(
-        "{iteration}; {} candidates simulated. Lower bound of {which}: {:.3}{elsewhere}, so at most {} could be gained.{hybrids}",
-        solution.examined,
+        "{iteration}; {candidates} simulated. Lower bound of {which}: {:.3}{elsewhere}, so at most {} could be gained.{hybrids}",
         solution.bound,
         percent(solution.gap.max(0.0)),
     )
