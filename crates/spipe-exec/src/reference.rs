@@ -7,7 +7,9 @@ use crate::{
     inference::Part,
     nn::{
         Tensors,
-        layers::{Parameter, PassContext, Reading, Signal, Unit, inferring_units, initial, units},
+        layers::{
+            Parameter, PassContext, Reading, Signal, Unit, inferring_units, initial, joined, split_trained, units,
+        },
         passes::{self, Layers, Outputs, Seed},
     },
     optimizer::{self, Moments, Numbers, sum_of_squares},
@@ -47,7 +49,7 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
     let WholeModel { units, device_context, shapes, mut parameters, executor } =
         WholeModel::new(plan, program, options)?;
     let mut moments: Vec<Vec<Moments>> =
-        shapes.iter().map(|shapes| shapes.iter().map(|shape| Moments::new(shape.count())).collect()).collect();
+        units.iter().zip(&shapes).map(|(unit, shapes)| moments(&shapes[..unit.trained()])).collect();
     let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
     let (microbatches, sequences) = (context.workload().microbatches as usize, context.workload().microbatch as usize);
     let delayed = program
@@ -87,14 +89,19 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         if let Some(gradients) = gradients {
             let factor = context.workload().clip_norm.map_or(1.0, |clip| clip.factor(norm(&gradients)));
             let change = optimizer::adam_w(options.optimizer.in_step(options.schedule, (step, options.steps)), factor);
-            parameters = device_context
-                .compute(|| optimizer::step(parameters, gradients, &mut moments, change))
-                .map_err(failed)?;
+            let (trained, frozen) = split_trained(&units, parameters);
+            let stepped =
+                device_context.compute(|| optimizer::step(trained, gradients, &mut moments, change)).map_err(failed)?;
+            parameters = joined(stepped, frozen);
         }
         result.losses.push(loss);
         result.durations.push(start.elapsed());
     }
     Ok(result)
+}
+
+fn moments(shapes: &[Parameter]) -> Vec<Moments> {
+    shapes.iter().map(|shape| Moments::new(shape.count())).collect()
 }
 
 /// The norm of all gradients.

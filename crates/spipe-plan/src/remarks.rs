@@ -4,7 +4,8 @@
 //! - A contrastive loss is split over microbatches ([`contrast_remark`]).
 //! - A generation plan has no memory for the prompts ([`prompt_remark`]).
 //! - The rates of a GPU are defaults ([`estimate_remark`]).
-//! - A plan trains in a way that is planned and simulated only ([`beyond_plain_training`]).
+//! - A plan trains in a way that is planned and simulated only ([`beyond_plain_training`],
+//!   [`beyond_execution`]).
 //! - A plan fills nearly all of a memory ([`fullness_remarks`]).
 //! - A pipeline over GPUs and CPU sockets has one of four faults ([`hybrid_remarks`]): a socket is
 //!   so slow that the GPUs starve; a socket is on the far side of the machine; adjacent CPU stages
@@ -17,15 +18,31 @@ use spipe_hardware::Device;
 use spipe_model::LayerKind;
 use std::collections::BTreeMap;
 
-/// The part of a plan's training that is planned and simulated, but neither executed nor exported:
-/// adapters, other optimizers than AdamW, and other formats than those of plain mixed precision.
+/// The part of a plan's training that is planned and simulated, but not exported: adapters, other
+/// optimizers than AdamW, and other formats than those of plain mixed precision.
 pub fn beyond_plain_training(context: &Context<'_>) -> Option<Diagnostic> {
-    let workload = context.workload();
-    let formats = &workload.formats;
+    let adapters = context.model.lora().map(|lora| format!("adapters of rank {}", lora.rank));
+    planned_only(context, adapters.into_iter().collect())
+}
+
+/// The part of a plan's training that is planned and simulated, but not executed. Plain adapters are
+/// executed.
+pub fn beyond_execution(context: &Context<'_>) -> Option<Diagnostic> {
     let mut parts = Vec::new();
     if let Some(lora) = context.model.lora() {
-        parts.push(format!("adapters of rank {}", lora.rank));
+        parts.extend(lora.dora.then(|| "magnitudes of adapters (DoRA)".to_owned()));
+        parts.extend((lora.dropout > 0.0).then(|| format!("dropout of {} in adapters", lora.dropout)));
+        parts.extend(lora.embeddings.then(|| "trained copies of embedding and head".to_owned()));
+        let infers = context.workload().mode != Mode::Train;
+        parts.extend(infers.then(|| "adapters that are not trained".to_owned()));
     }
+    planned_only(context, parts)
+}
+
+/// The refusal of `parts`, and of optimizers and formats that are planned only.
+fn planned_only(context: &Context<'_>, mut parts: Vec<String>) -> Option<Diagnostic> {
+    let workload = context.workload();
+    let formats = &workload.formats;
     if let Some(base) = formats.base {
         parts.push(format!("a base stored as {base}"));
     }

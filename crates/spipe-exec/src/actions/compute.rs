@@ -236,7 +236,7 @@ impl Interpreter<'_> {
         let gradients = context.compute(|| {
             let gradients = passes::backward(graphs, seed);
             let parameters = frozen.into_iter().chain(gradients.parameters).collect();
-            before.add(Gradients { parameters, ..gradients }, (&context.device, self.storage_dtype(work.stage)))
+            before.add(Gradients { parameters, ..gradients }, (&context.device, self.gradient_dtype(work.stage)))
         })??;
         let mut outcome = Outcome::default();
         let input = self.put_gradients(&mut outcome, (iteration, sums), gradients)?;
@@ -304,7 +304,7 @@ impl Interpreter<'_> {
         let before = self.before(iteration, sums)?;
         let context = self.context(stage);
         let gradients = context
-            .compute(|| before.add(passes::backward_weight(later), (&context.device, self.storage_dtype(stage))))??;
+            .compute(|| before.add(passes::backward_weight(later), (&context.device, self.gradient_dtype(stage))))??;
         let mut outcome = Outcome::default();
         self.put_gradients(&mut outcome, (iteration, sums), gradients)?;
         Ok(outcome)

@@ -28,8 +28,11 @@ impl Interpreter<'_> {
             }
             let value = match buffer.content {
                 Content::Parameters(layers) => {
-                    let dtype = self.dtype_of(id)?;
-                    let host = |layer: LayerId| Ok((layer, Arc::new(self.initial(id, layer, dtype)?)));
+                    let (dtype, alone) = (self.dtypes_of(id)?, self.holds_adapters_alone(id)?);
+                    let host = |layer: LayerId| {
+                        let count = if alone { self.units[layer.index()].adapters() } else { usize::MAX };
+                        Ok((layer, Arc::new(self.initial(id, (layer, count), |index| dtype(layer, index))?)))
+                    };
                     self.value_of(id, layers.iter().map(host).collect::<Result<_, TaskError>>()?)
                 }
                 Content::OptimizerState(layers) => self.optimizer_state(id, layers)?,
@@ -54,7 +57,7 @@ impl Interpreter<'_> {
         if self.has_master(buffer)? {
             let master = |layer: LayerId| match self.is_frozen(layer) {
                 true => Ok(HostLayer::new()),
-                false => self.initial(buffer, layer, DType::F32),
+                false => self.initial(buffer, (layer, usize::MAX), |_| DType::F32),
             };
             masters = layers.iter().map(master).collect::<Result<Vec<_>, TaskError>>()?;
         }
@@ -80,8 +83,7 @@ impl Interpreter<'_> {
     fn fill_gradients(&self, buffer: BufferId, layers: LayerRange) -> Result<Option<(Instance, Bytes)>, TaskError> {
         let dtype = self.dtype_of(buffer)?;
         let layer = |layer: LayerId| {
-            let unit = &self.units[layer.index()];
-            let parameters = if unit.trains() { unit.parameters() } else { Vec::new() };
+            let parameters = self.trained_parameters(layer);
             let tensor = |parameter: &Parameter| {
                 let numbers = self.initial_state.gradient(layer, parameter)?;
                 Ok(numbers.map(|numbers| to_dtype(TensorData::new(numbers, parameter.shape), dtype)))
@@ -100,8 +102,19 @@ impl Interpreter<'_> {
         Ok(held)
     }
 
-    fn initial(&self, buffer: BufferId, layer: LayerId, dtype: DType) -> Result<HostLayer, TaskError> {
-        let tensor = |parameter: &Parameter| {
+    fn trained_parameters(&self, layer: LayerId) -> Vec<Parameter> {
+        let unit = &self.units[layer.index()];
+        unit.parameters().into_iter().take(unit.trained()).collect()
+    }
+
+    /// The first `count` tensors of a layer, as `buffer` holds them.
+    fn initial(
+        &self,
+        buffer: BufferId,
+        (layer, count): (LayerId, usize),
+        dtype: impl Fn(usize) -> DType,
+    ) -> Result<HostLayer, TaskError> {
+        let tensor = |(index, parameter): (usize, &Parameter)| {
             let numbers = self.initial_state.parameter(layer, parameter)?;
             let data = match self.program.buffers()[buffer].part {
                 Some(part) => {
@@ -111,15 +124,14 @@ impl Interpreter<'_> {
                 }
                 None => TensorData::new(numbers, parameter.shape),
             };
-            Ok(to_dtype(data, dtype))
+            Ok(to_dtype(data, dtype(index)))
         };
-        self.units[layer.index()].parameters().iter().map(tensor).collect()
+        self.units[layer.index()].parameters().iter().enumerate().take(count).map(tensor).collect()
     }
 
-    /// The moments of a layer; none if it is frozen.
+    /// The moments of a layer's trained parameters.
     fn moments(&self, buffer: BufferId, layer: LayerId) -> Result<Vec<Moments>, TaskError> {
-        let unit = &self.units[layer.index()];
-        let parameters = if unit.trains() { unit.parameters() } else { Vec::new() };
+        let parameters = self.trained_parameters(layer);
         let of = |parameter: &Parameter| {
             let part = self.numbers_in(buffer, parameter.count());
             self.initial_state.moments(layer, parameter, part)

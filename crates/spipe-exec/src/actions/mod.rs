@@ -12,6 +12,7 @@ mod precision;
 pub(crate) mod store;
 pub(crate) mod task;
 mod tied;
+mod trained;
 mod training_state;
 mod transfers;
 

@@ -8,7 +8,7 @@ use crate::{
         task::{Step, Task},
     },
     device::transfer::copy,
-    nn::{Matrix, Tensors},
+    nn::{Matrix, Tensors, layers::joined},
     optimizer::{self, AdamW, DeviceParameter, Exchange, Moments, sums_of_squares},
     stored::{all_on, all_own, all_to_host, numbers, store_all, to_dtype},
     task_error::{NotFinite, TaskError},
@@ -71,8 +71,9 @@ impl Interpreter<'_> {
         let (parameters, gradients) = (self.at(buffer, iteration), self.at(gradients, iteration));
         self.keep_first_gradients(iteration, gradients)?;
         let context = &self.contexts[&step.device];
-        let take = |at| all_own(self.store.take_tensors(at)?, &context.device);
-        let (before, sum) = (take(parameters)?, take(gradients)?);
+        let (before, frozen) = self.split_trained(buffer, self.store.take_tensors(parameters)?)?;
+        let before = all_own(before, &context.device)?;
+        let sum = all_own(self.store.take_tensors(gradients)?, &context.device)?;
         let sum = self.with_injected_nan(iteration, self.layers_of(step.state)?, sum);
         let mut state = self.store.take_device_state(self.at(step.state, iteration))?;
         let factor = match self.verdict(iteration) {
@@ -87,7 +88,8 @@ impl Interpreter<'_> {
             None => before,
         };
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
-        let after = store_all(after, self.dtype_of(buffer)?.into());
+        let dtype = if self.trains_adapters() { DType::F32 } else { self.dtype_of(buffer)? };
+        let after = joined(store_all(after, dtype.into()), frozen);
         self.put(&mut outcome, parameters, Value::Tensors(after));
         self.put(&mut outcome, self.at(step.state, iteration), Value::DeviceState(Box::new(state)));
         Ok(outcome)
@@ -101,13 +103,14 @@ impl Interpreter<'_> {
         step: &Step,
         (parameters, gradients): (BufferId, BufferId),
     ) -> Result<Outcome, TaskError> {
-        let (parameters, gradients) = (self.at(parameters, iteration), self.at(gradients, iteration));
-        let state = self.at(step.state, iteration);
+        let (buffer, parameters) = (parameters, self.at(parameters, iteration));
+        let (gradients, state) = (self.at(gradients, iteration), self.at(step.state, iteration));
         self.keep_first_gradients(iteration, gradients)?;
         let context = &self.contexts[&step.device];
-        let take = |at| all_on(self.store.take_tensors(at)?, &context.device, FloatDType::F32);
-        let before = take(parameters)?;
-        let sum = self.with_injected_nan(iteration, self.layers_of(step.state)?, take(gradients)?);
+        let wide = |tensors| all_on(tensors, &context.device, FloatDType::F32);
+        let (before, frozen) = self.split_trained(buffer, self.store.take_tensors(parameters)?)?;
+        let (before, sum) = (wide(before)?, wide(self.store.take_tensors(gradients)?)?);
+        let sum = self.with_injected_nan(iteration, self.layers_of(step.state)?, sum);
         let mut moments = self.store.take_state(state)?;
         let factor = match self.verdict(iteration) {
             Some(verdict) => verdict.factor(),
@@ -123,7 +126,7 @@ impl Interpreter<'_> {
             None => before,
         };
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
-        self.put(&mut outcome, parameters, Value::Tensors(store_all(stepped, FloatDType::F32)));
+        self.put(&mut outcome, parameters, Value::Tensors(joined(store_all(stepped, FloatDType::F32), frozen)));
         self.put(&mut outcome, state, Value::State(Box::new(moments)));
         Ok(outcome)
     }
@@ -236,15 +239,17 @@ impl Interpreter<'_> {
         (mut state, parameters): (State, Layers),
     ) -> Result<(), TaskError> {
         for buffer in &step.after {
-            let (instance, dtype) = (self.at(*buffer, iteration), self.dtype_of(*buffer)?);
+            let (instance, dtype) = (self.at(*buffer, iteration), self.dtypes_of(*buffer)?);
             let layer = |layer: LayerId| {
                 let found = parameters.iter().find(|(other, _)| *other == layer);
                 let (_, numbers) = found.ok_or_else(|| wrong(instance))?;
-                let numbers = match dtype {
-                    DType::F32 => Arc::clone(numbers),
-                    dtype => Arc::new(numbers.iter().map(|tensor| to_dtype(tensor.clone(), dtype)).collect()),
-                };
-                Ok((layer, numbers))
+                let fits = |(index, tensor): (usize, &TensorData)| tensor.dtype() == dtype(layer, index);
+                if numbers.iter().enumerate().all(fits) {
+                    return Ok((layer, Arc::clone(numbers)));
+                }
+                let tensors = numbers.iter().enumerate();
+                let stored = tensors.map(|(index, tensor)| to_dtype(tensor.clone(), dtype(layer, index)));
+                Ok((layer, Arc::new(stored.collect())))
             };
             let layers = self.layers_of(*buffer)?.iter().map(layer).collect::<Result<_, TaskError>>()?;
             self.put(outcome, instance, self.value_of(*buffer, layers));
@@ -284,7 +289,9 @@ impl Interpreter<'_> {
             let mut state = self.store.take_state(self.at(step.state, iteration))?;
             let mut parameters = self.start_of(iteration, step, &mut state)?;
             for ((_, now), before) in parameters.iter_mut().zip(log.parameters) {
-                *now = before.unwrap_or_else(|| Arc::clone(now));
+                for (now, before) in Arc::make_mut(now).iter_mut().zip(before) {
+                    *now = before;
+                }
             }
             self.end_of(&mut outcome, (iteration, step), (log.state, parameters))?;
             return Ok(outcome);
@@ -375,7 +382,7 @@ fn with_nan(tensors: &HostLayer) -> HostLayer {
 /// A copy of everything that a step changes.
 fn copy_of(state: &State, parameters: &[(LayerId, Arc<HostLayer>)]) -> StepLog {
     let layer = |((_, layer), moments): (&(LayerId, Arc<HostLayer>), &Vec<Moments>)| {
-        (!moments.is_empty()).then(|| Arc::new(layer.iter().map(copy).collect()))
+        layer.iter().take(moments.len()).map(copy).collect()
     };
     let parameters = parameters.iter().zip(&state.moments).map(layer).collect();
     StepLog { state: state.clone(), parameters }

@@ -5,7 +5,10 @@
 
 use super::Interpreter;
 use crate::{
-    nn::{Tensors, float, layers::Parameter},
+    nn::{
+        Tensors, float,
+        layers::{Parameter, Unit},
+    },
     persist::checkpoint::LossScale,
     stored::{StoredTensors, all_on},
     task_error::{NotFinite, TaskError},
@@ -14,7 +17,7 @@ use burn::tensor::{DType, FloatDType, TensorData};
 use spipe_base::{BufferId, DeviceId, LayerId, StageId};
 use spipe_model::Precision;
 use spipe_schedule::{Content, Lifetime};
-use std::sync::PoisonError;
+use std::{ops::Range, sync::PoisonError};
 
 /// Initial loss scale in f16, which keeps small gradients from vanishing; that of PyTorch's
 /// `GradScaler`.
@@ -105,16 +108,22 @@ impl Interpreter<'_> {
         Ok(())
     }
 
-    /// The type of the numbers of a buffer of layers, derived from its bytes per number.
+    /// The type of the numbers of a buffer of layers, derived from its bytes per number; adapters beside
+    /// their bases are left out.
     pub(super) fn dtype_of(&self, buffer: BufferId) -> Result<DType, TaskError> {
         let held = &self.program.buffers()[buffer];
-        let frozen_too = matches!(held.content, Content::Parameters(_));
-        let numbers: usize = match held.content {
-            Content::Shared(user) | Content::SharedGradients(user) => self.owner(user)?.1.count(),
-            _ => self.layers_of(buffer)?.iter().map(|layer| self.numbers(layer, frozen_too)).sum(),
+        let numbers = |of: fn(&Unit) -> Range<usize>| -> Result<usize, TaskError> {
+            Ok(self.layers_of(buffer)?.iter().map(|layer| self.numbers(layer, of)).sum())
+        };
+        let (numbers, adapters) = match held.content {
+            Content::Shared(user) | Content::SharedGradients(user) => (self.owner(user)?.1.count(), 0),
+            Content::Parameters(_) => {
+                (numbers(|unit| unit.adapters()..usize::MAX)?, numbers(|unit| 0..unit.adapters())?)
+            }
+            _ => (numbers(|unit| 0..unit.trained())?, 0),
         };
         let parts = held.part.map_or(1, |part| part.of as u64);
-        let narrow = held.bytes.get() * parts < 3 * numbers as u64;
+        let narrow = (held.bytes.get() * parts).saturating_sub(4 * adapters as u64) < 3 * numbers as u64;
         Ok(if narrow { self.numerics.half } else { DType::F32 })
     }
 
@@ -122,15 +131,19 @@ impl Interpreter<'_> {
     /// each.
     pub(super) fn has_master(&self, state: BufferId) -> Result<bool, TaskError> {
         let held = &self.program.buffers()[state];
-        let numbers: usize = self.layers_of(state)?.iter().map(|layer| self.numbers(layer, false)).sum();
-        Ok(numbers > 0 && held.bytes.get() * held.part.map_or(1, |part| u64::from(part.of)) >= 10 * numbers as u64)
+        let trained = |unit: &Unit| 0..unit.trained();
+        let numbers: usize = self.layers_of(state)?.iter().map(|layer| self.numbers(layer, trained)).sum();
+        // Adapters are f32 everywhere; plans count a 16-bit cast of them with the state.
+        Ok(numbers > 0
+            && !self.trains_adapters()
+            && held.bytes.get() * held.part.map_or(1, |part| u64::from(part.of)) >= 10 * numbers as u64)
     }
 
-    /// Number of parameters of a layer; of a frozen one zero unless `frozen_too`.
-    fn numbers(&self, layer: LayerId, frozen_too: bool) -> usize {
+    /// Number of parameters of a layer, in those of its tensors that `of` selects.
+    fn numbers(&self, layer: LayerId, of: impl Fn(&Unit) -> Range<usize>) -> usize {
         let unit = &self.units[layer.index()];
-        let parameters = if frozen_too || unit.trains() { unit.parameters() } else { Vec::new() };
-        parameters.iter().map(Parameter::count).sum()
+        let (Range { start, end }, parameters) = (of(unit), unit.parameters());
+        parameters[start..end.min(parameters.len())].iter().map(Parameter::count).sum()
     }
 
     /// The storage type of a stage's device.

@@ -75,8 +75,8 @@ pub(crate) trait StateView {
     /// The moments; none if the tensor is not trained.
     fn moments(&self, place: (usize, usize)) -> Result<Option<Moments>, TaskError>;
 
-    /// Whether a layer is trained.
-    fn trains(&self, layer: usize) -> bool;
+    /// Whether the tensor is trained.
+    fn trains(&self, place: (usize, usize)) -> bool;
 
     /// The sum of the squares of the last speculative step's gradients.
     fn squares(&self) -> f64;
@@ -121,8 +121,8 @@ impl<T: ToHost<Vec<f32>>, M: ToHost<Moments>> StateView for State<T, M> {
         self.moments.get(layer).and_then(|layer| layer.get(tensor)).map(ToHost::to_host).transpose()
     }
 
-    fn trains(&self, layer: usize) -> bool {
-        self.moments.get(layer).is_some_and(|layer| !layer.is_empty())
+    fn trains(&self, (layer, tensor): (usize, usize)) -> bool {
+        self.moments.get(layer).is_some_and(|layer| layer.len() > tensor)
     }
 
     fn squares(&self) -> f64 {
@@ -134,8 +134,8 @@ impl<T: ToHost<Vec<f32>>, M: ToHost<Moments>> StateView for State<T, M> {
 #[derive(Debug)]
 pub(crate) struct StepLog {
     pub state: State,
-    /// None for layers that are not trained.
-    pub parameters: Vec<Option<Arc<HostLayer>>>,
+    /// Those that are trained.
+    pub parameters: Vec<HostLayer>,
 }
 
 impl Value {
@@ -155,7 +155,7 @@ impl Value {
             Self::Host(layers) => Some(host_bytes(layers.iter().map(AsRef::as_ref))),
             Self::State(state) => Some(state.bytes()),
             Self::DeviceState(state) => Some(state.bytes()),
-            Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter().flatten().map(AsRef::as_ref))),
+            Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter())),
             Self::Matrix(matrix) => Some(matrix.bytes()),
             Self::Saved(saved) => Some(saved.iter().map(Stored::bytes).sum()),
             Self::Offloaded(saved) => Some(Bytes::new(saved.iter().map(|data| data.as_bytes().len() as u64).sum())),

@@ -50,16 +50,21 @@ impl Interpreter<'_> {
             Content::Parameters(layers) => Some(*layers),
             _ => None,
         });
+        let is_base = index >= self.units[layer.index()].adapters();
         let numbers = |(at, place): Place| {
+            // Beside a step, a host may hold adapters without their bases.
+            if is_base && self.holds_adapters_alone(at.0)? {
+                return Ok(None);
+            }
             let part = self.program.buffers()[at.0].part.map_or(0, |part| part.index);
             let (on_host, data) = self.store.look(at, |value| match value {
                 Value::Host(layers) => Some((true, Ok(layers.get(place)?.get(index)?.clone()))),
                 Value::Tensors(layers) => Some((false, layers.get(place)?.get(index)?.to_host())),
                 _ => None,
             })?;
-            Ok((part, on_host, data?.iter::<f32>().collect()))
+            Ok(Some((part, on_host, data?.iter::<f32>().collect())))
         };
-        places.into_iter().map(numbers).collect()
+        places.into_iter().map(numbers).filter_map(Result::transpose).collect()
     }
 }
 
@@ -119,9 +124,9 @@ impl TrainingState for Interpreter<'_> {
         self.numerics.scales.lock().unwrap_or_else(PoisonError::into_inner).left()
     }
 
-    fn trains(&self, layer: LayerId) -> Result<bool, TaskError> {
+    fn trains(&self, layer: LayerId, index: usize) -> Result<bool, TaskError> {
         for (at, place) in self.states(layer) {
-            if self.look_at_state(at, |kept| Ok(kept.trains(place)))? {
+            if self.look_at_state(at, |kept| Ok(kept.trains((place, index))))? {
                 return Ok(true);
             }
         }

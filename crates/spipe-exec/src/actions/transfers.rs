@@ -4,7 +4,7 @@ use super::{Interpreter, part_of};
 use crate::{
     actions::{
         Outcome,
-        store::{HostLayer, Instance, Value, wrong},
+        store::{HostLayer, Value, wrong},
     },
     device::transfer::copy,
     stored::{Stored, all_to_host, to_dtype},
@@ -96,12 +96,13 @@ impl Interpreter<'_> {
         let mut outcome = Outcome::default();
         for buffer in to {
             let instance = self.at(*buffer, iteration);
-            let dtype = self.dtype_of(*buffer)?;
+            let dtype = self.dtypes_of(*buffer)?;
             let before = if adds { Some(self.host_layers(instance)?) } else { None };
             let mut layers = Vec::new();
             for (index, layer) in self.layers_of(*buffer)?.iter().enumerate() {
                 let source = found.iter().find(|(other, _)| *other == layer).ok_or_else(|| wrong(instance))?;
-                let moved = source.1.iter().map(|tensor| to_dtype(copy(tensor), dtype)).collect();
+                let tensors = source.1.iter().enumerate();
+                let moved = tensors.map(|(place, tensor)| to_dtype(copy(tensor), dtype(layer, place))).collect();
                 let moved = before.as_ref().map_or(moved, |before| sum(&before[index].1, &source.1));
                 layers.push((layer, Arc::new(moved)));
             }
@@ -110,26 +111,6 @@ impl Interpreter<'_> {
             self.finish(*buffer)?;
         }
         Ok(outcome)
-    }
-
-    /// `value`, whose empty frozen layers are filled in from the value already there: an optimizer
-    /// has no copy of them.
-    fn with_frozen(&self, instance: Instance, value: Value) -> Result<Value, TaskError> {
-        if !self.layers_of(instance.0)?.iter().any(|layer| self.is_frozen(layer)) {
-            return Ok(value);
-        }
-        Ok(match value {
-            Value::Tensors(layers) => {
-                let there = |value: &Value| if let Value::Tensors(there) = value { Some(there.clone()) } else { None };
-                Value::Tensors(filled(layers, self.store.look(instance, there).unwrap_or_default(), Vec::is_empty))
-            }
-            Value::Host(layers) => {
-                let there = |value: &Value| if let Value::Host(there) = value { Some(there.clone()) } else { None };
-                let is_empty = |layer: &Arc<HostLayer>| layer.is_empty();
-                Value::Host(filled(layers, self.store.look(instance, there).unwrap_or_default(), is_empty))
-            }
-            value => value,
-        })
     }
 
     /// Waits until the device that computes on a buffer has received it.
@@ -188,14 +169,6 @@ impl Interpreter<'_> {
         self.put(&mut outcome, instance, self.value_of(to, total.unwrap_or_default()));
         Ok(outcome)
     }
-}
-
-/// `layers`, with those of `there` where they are empty.
-fn filled<T>(mut layers: Vec<T>, there: Vec<T>, is_empty: impl Fn(&T) -> bool) -> Vec<T> {
-    for (layer, there) in layers.iter_mut().zip(there).filter(|(layer, _)| is_empty(layer)) {
-        *layer = there;
-    }
-    layers
 }
 
 fn sum(before: &HostLayer, more: &HostLayer) -> HostLayer {

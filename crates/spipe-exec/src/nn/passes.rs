@@ -93,8 +93,7 @@ pub(crate) struct Tracked {
     pub first: usize,
     /// The leaf of the input; none if the graph starts at data.
     input: Option<Matrix>,
-    /// The leaves of parameters; none for weights whose gradients come later. Frozen layers have no
-    /// entries.
+    /// The leaves of trained parameters; none for weights whose gradients come later.
     parameters: Vec<Vec<Option<Matrix>>>,
     /// The products of each layer whose weight gradients come later.
     products: Vec<Option<Products>>,
@@ -228,14 +227,18 @@ pub(crate) fn tracked(
     let late = |unit: &Unit| if split && !shares(unit) { unit.multiplied() } else { Vec::new() };
     let late: Vec<Vec<usize>> = layers.units.iter().map(late).collect();
     let tensors = |((unit, late), parameters): ((&Unit, &Vec<usize>), &Vec<Matrix>)| {
+        let trained = unit.trained();
         let tensor = |(index, parameter): (usize, &Matrix)| {
             let tensor = parameter.clone().autodiff();
-            if late.contains(&index) || !unit.trains() { tensor } else { tensor.require_grad() }
+            if late.contains(&index) || index >= trained { tensor } else { tensor.require_grad() }
         };
         parameters.iter().enumerate().map(tensor).collect()
     };
     let parameters: Tensors = layers.units.iter().zip(&late).zip(layers.parameters).map(tensors).collect();
-    let records = |(unit, late): (&Unit, &Vec<usize>)| (!late.is_empty()).then(|| Products::new(unit.trains()));
+    let records = |(unit, late): (&Unit, &Vec<usize>)| {
+        let trained = unit.trained();
+        (!late.is_empty()).then(|| Products::new(late.iter().map(|index| *index < trained)))
+    };
     let products: Vec<Option<Products>> = layers.units.iter().zip(&late).map(records).collect();
     let leaf = layers.table.map(|table| table_leaf(table, layers, &parameters));
     let table = layers.table.zip(leaf.as_ref()).map(|(table, matrix)| EmbeddingTable { matrix, ..table });
@@ -243,7 +246,7 @@ pub(crate) fn tracked(
     let output = compute(with_leaves, input.clone(), (pass, &products), outputs);
     let leaves = |((unit, late), tensors): ((&Unit, &Vec<usize>), Vec<Matrix>)| {
         let leaf = |(index, tensor)| (!late.contains(&index)).then_some(tensor);
-        tensors.into_iter().enumerate().filter(|_| unit.trains()).map(leaf).collect()
+        tensors.into_iter().take(unit.trained()).enumerate().map(leaf).collect()
     };
     let parameters = layers.units.iter().zip(&late).zip(parameters).map(leaves).collect();
     let is_borrowed = |table: &EmbeddingTable<'_>| {

@@ -11,7 +11,7 @@ use crate::{
     device::{Binding, DeviceContext},
     error::RunError,
     inference::Inference,
-    nn::layers::{Reading, Unit, inferring_units, units},
+    nn::layers::{Parameter, Reading, Unit, inferring_units, units},
     options::Options,
     persist::{
         checkpoint::{Checkpoint, CheckpointError, Identity, InitialState, NamedLayer, OptimizerSettings},
@@ -22,7 +22,7 @@ use crate::{
 use burn::tensor::DType;
 use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId};
 use spipe_model::Precision;
-use spipe_plan::{Plan, beyond_plain_training};
+use spipe_plan::{Plan, beyond_execution};
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 
 /// A run that is ready to start.
@@ -92,7 +92,7 @@ struct Checked {
 fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     let Job { plan, program, data, options, .. } = *job;
     let context = plan.context();
-    if let Some(fault) = beyond_plain_training(&context) {
+    if let Some(fault) = beyond_execution(&context) {
         return Err(RunError::Unsupported(fault.into()));
     }
     let mut faults = Faults::new();
@@ -104,6 +104,10 @@ fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     if saves && !trains {
         let fault = Diagnostic::error("nothing is trained that a checkpoint or saved weights could hold");
         faults.push(fault.hint("leave out `--checkpoint-dir` and `--save-weights`"));
+    }
+    if options.save_weights.is_some() && context.model.lora().is_some() {
+        let fault = Diagnostic::error("adapters are trained, and the weights of the model stay as they are");
+        faults.push(fault.hint("leave out `--save-weights`"));
     }
     faults.or(()).map_err(RunError::Unsupported)?;
     if trains {
@@ -153,7 +157,7 @@ fn initial_state(
 ) -> Result<(InitialState, Vec<String>), RunError> {
     let layers = described(plan, units);
     let Some(checkpoint) = &options.resume else {
-        let tensors = layers.iter().map(|(_, parameters)| parameters.as_slice());
+        let tensors = layers.iter().zip(units).map(|((_, parameters), unit)| &parameters[unit.adapters()..]);
         let open = |path: &PathBuf| Weights::open(path, plan.context().model, tensors);
         let weights = options.weights.as_ref().map(open).transpose()?;
         return Ok((InitialState::new(options.seed, &layers, weights), Vec::new()));
@@ -173,7 +177,16 @@ pub(crate) fn resumed(
 ) -> Result<(InitialState, Vec<String>), RunError> {
     let (state, mut warnings) = InitialState::resume(&identity(plan, data, options), layers, checkpoint)?;
     let context = plan.context();
-    let trained = layers.iter().enumerate().map(|(layer, (_, parameters))| (LayerId::from(layer), &parameters[..]));
+    // Trained parameters come first.
+    let adapters = |parameters: &[Parameter]| parameters.iter().take_while(|parameter| parameter.is_adapter()).count();
+    let trained = |parameters: &'_ [Parameter]| match (context.model.lora(), adapters(parameters)) {
+        (Some(_), adapters) => adapters,
+        (None, _) => parameters.len(),
+    };
+    let trained = layers
+        .iter()
+        .enumerate()
+        .map(|(layer, (_, parameters))| (LayerId::from(layer), &parameters[..trained(parameters)]));
     let untrained = state.untrained(trained.filter(|(layer, _)| context.cost.trained_parameters(*layer) > 0));
     if let (Some(first), more) = (untrained.first(), untrained.len().saturating_sub(1)) {
         let name = &layers[first.index()].0;

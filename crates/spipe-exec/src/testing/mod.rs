@@ -1,5 +1,6 @@
 //! Tests of whole runs that need the crate's inside.
 
+mod adapters;
 mod checkpoints;
 mod discrete_memory;
 mod failures;

@@ -1,5 +1,6 @@
 //! Runs and calibrations from the outside.
 
+mod adapters;
 mod calibration;
 mod clipping;
 mod inference;

@@ -5,7 +5,7 @@ use spipe_base::LayerRange;
 use spipe_cost::{Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Options};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Attention, Lora, Model, Precision};
 use spipe_plan::{Knobs, Placement, Plan, Stage, System};
 use spipe_schedule::{Program, lower};
 use std::fmt::Debug;
@@ -24,6 +24,8 @@ pub struct Setup<'a> {
     pub model: &'a str,
     /// Layers that are not trained.
     pub frozen: &'a [&'a str],
+    /// Adapters, as `--lora` takes them.
+    pub lora: Option<&'a str>,
     /// Accelerators of the machine.
     pub gpus: u32,
     /// The threshold of gradient clipping.
@@ -42,6 +44,7 @@ impl Default for Setup<'_> {
             precision: Precision::Fp32,
             model: LLAMA,
             frozen: &[],
+            lora: None,
             gpus: 2,
             clip_norm: None,
         }
@@ -69,6 +72,12 @@ impl Setup<'_> {
         let model = Model::from_toml("model.toml", self.model).unwrap_or_else(|faults| panic!("{faults}"));
         let frozen: Vec<LayerRange> = self.frozen.iter().map(|range| range.parse().expect("a range")).collect();
         let model = model.with_frozen(&frozen).unwrap_or_else(|faults| panic!("{faults}"));
+        let adapted = |text| {
+            Lora::parse(text, None)
+                .and_then(|lora| model.clone().with_lora(&lora))
+                .unwrap_or_else(|faults| panic!("{faults}"))
+        };
+        let model = self.lora.map_or_else(|| model.clone(), adapted);
         let hardware = Hardware::from_toml("machine.toml", &machine_with(self.gpus, "256 MiB", "4 GB/s"))
             .unwrap_or_else(|faults| panic!("{faults}"));
         let stages = |texts: &[&str]| texts.iter().map(|text| stage(&hardware, text)).collect::<Vec<_>>();

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::nn::kernels::{self, Angles, Attention, Rope};
 use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
-use spipe_model::{Block, Positions, QkNorm};
+use spipe_model::{Block, Matrix as Place, Positions, QkNorm};
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -118,7 +118,9 @@ impl AttentionUnit {
         let mut rest = parameters.iter().cloned();
         let mut next = || rest.next().expect("as many parameters as `parameters` lists");
         let weights = [next(), next(), next()];
-        let mut projected = weights.map(|weight| pass.multiply(input.clone(), weight));
+        let projected = weights.map(|weight| pass.multiply(input.clone(), weight));
+        let places = ([Place::Query, Place::Key, Place::Value], Some(Place::QueryKeyValue));
+        let mut projected = pass.adapted(&input, places, projected);
         if block.qkv_bias {
             projected = projected.map(|projection| projection + next());
         }
@@ -147,7 +149,8 @@ impl AttentionUnit {
                     .unwrap_or_else(|| self.mix_turned(&span, [queries, keys, values]))
             }
         };
-        let output = pass.multiply(mixed, next());
+        let output = pass.multiply(mixed.clone(), next());
+        let [output] = pass.adapted(&mixed, ([Place::Output], None), [output]);
         if block.output_bias { output + next() } else { output }
     }
 

@@ -2,13 +2,14 @@
 
 use super::{
     Matrix, Parameter, PassContext, SavedNumbers,
+    adapters::Adapters,
     attention::AttentionUnit,
     norm::NormUnit,
     replay::{Replayed, replayed},
 };
 use crate::nn::kernels::{self, GELU_CUBE, GELU_TWICE, Gelu, Swiglu};
 use burn::tensor::activation::{gelu, relu, sigmoid, silu};
-use spipe_model::{Block, Mlp, NormPlaces};
+use spipe_model::{Block, Matrix as Place, Mlp, NormPlaces};
 
 /// A block.
 #[derive(Clone, Debug)]
@@ -119,36 +120,59 @@ impl BlockUnit {
 
     fn mlp(&self, parameters: &[Matrix], input: Matrix, pass: &PassContext) -> Matrix {
         let mut rest = parameters.iter().cloned();
-        let mut linear = |input: Matrix| {
-            let weight = rest.next().expect("as many parameters as `mlp_parameters` lists");
-            let output = pass.multiply(input, weight);
-            if self.block.mlp_bias { output + rest.next().expect("a bias for each weight") } else { output }
+        let gates = ([Place::Gate, Place::Up], Some(Place::GateUp));
+        let linear = |rest: &mut std::iter::Cloned<std::slice::Iter<'_, Matrix>>, input: Matrix, place: Place| {
+            let [output] = self.linear(rest, &input, ([place], None), pass);
+            output
         };
         let inner = match self.block.mlp {
             Mlp::Swiglu => {
-                let (gate, up) = (linear(input.clone()), linear(input));
+                let [gate, up] = self.linear(&mut rest, &input, gates, pass);
                 kernels::apply(Swiglu, [&gate, &up]).unwrap_or_else(|| replayed(&Gated, [gate, up]))
             }
             Mlp::GegluTanh => {
-                let (gate, up) = (linear(input.clone()), linear(input));
+                let [gate, up] = self.linear(&mut rest, &input, gates, pass);
                 kernels::apply(Gelu::Tanh, [&gate]).unwrap_or_else(|| replayed(&Approximate, [gate])) * up
             }
-            Mlp::Relu => relu(linear(input)),
+            Mlp::Relu => relu(linear(&mut rest, input, Place::Up)),
             Mlp::Gelu => {
-                let inner = linear(input);
+                let inner = linear(&mut rest, input, Place::Up);
                 kernels::apply(Gelu::Exact, [&inner]).unwrap_or_else(|| gelu(inner))
             }
             Mlp::GeluTanh => {
-                let inner = linear(input);
+                let inner = linear(&mut rest, input, Place::Up);
                 kernels::apply(Gelu::Tanh, [&inner]).unwrap_or_else(|| replayed(&Approximate, [inner]))
             }
         };
-        linear(inner)
+        linear(&mut rest, inner, Place::Down)
+    }
+
+    /// The outputs of the matrices `places`, which all read `input`, with adapters and biases.
+    fn linear<const N: usize>(
+        &self,
+        rest: &mut impl Iterator<Item = Matrix>,
+        input: &Matrix,
+        places: ([Place; N], Option<Place>),
+        pass: &PassContext,
+    ) -> [Matrix; N] {
+        let mut next = || rest.next().expect("as many parameters as `mlp_parameters` lists");
+        let products = [(); N].map(|()| (pass.multiply(input.clone(), next()), self.block.mlp_bias.then(&mut next)));
+        let mut biases = products.each_ref().map(|(_, bias)| bias.clone()).into_iter();
+        let outputs = pass.adapted(input, places, products.map(|(output, _)| output));
+        outputs.map(|output| match biases.next().flatten() {
+            Some(bias) => output + bias,
+            None => output,
+        })
     }
 
     /// Count of numbers that its graph keeps: inputs of products, of this crate's kernels (`ours`),
-    /// and of recomputed functions.
-    pub fn saved(&self, sequences: u64, seq_len: u64, ours: bool) -> SavedNumbers {
+    /// and of recomputed functions. The product with a frozen matrix keeps no input.
+    pub fn saved(
+        &self,
+        (sequences, seq_len): (u64, u64),
+        ours: bool,
+        (trains, adapters): (bool, Option<&Adapters>),
+    ) -> SavedNumbers {
         let Block { hidden, intermediate, mlp, .. } = self.block;
         let inner = match mlp {
             Mlp::Swiglu => 3 * intermediate,
@@ -160,6 +184,16 @@ impl BlockUnit {
         let behind = if self.block.norms == NormPlaces::Around { 2 } else { 0 };
         let own =
             sequences * seq_len * ((2 * 2 + behind) * hidden + inner) + self.attention.saved(sequences, seq_len, ours);
+        let reads = |places: &[Place]| trains || adapters.is_some_and(|adapters| adapters.reads(places));
+        let read = [
+            (hidden, reads(&[Place::Query, Place::Key, Place::Value, Place::QueryKeyValue])),
+            (self.block.query_width(), reads(&[Place::Output])),
+            (hidden, reads(&[Place::Gate, Place::Up, Place::GateUp])),
+            (intermediate, reads(&[Place::Down])),
+        ];
+        let unread: u64 = read.iter().filter(|(_, reads)| !reads).map(|(width, _)| width).sum();
+        let added = adapters.map_or(0, Adapters::inner);
+        let own = (own + sequences * seq_len * added).saturating_sub(sequences * seq_len * unread);
         SavedNumbers { own, wide: 0 }
     }
 }

@@ -6,6 +6,7 @@
 //! channel.
 
 mod activation_record;
+mod adapters;
 mod attention;
 mod block;
 mod cut_tensors;
@@ -30,6 +31,7 @@ pub(crate) use pass_context::{PassContext, Reading, Targets};
 pub(crate) use product::{Convolution, Linear, Product, Products};
 
 use super::{Matrix, cast, float, wide};
+use adapters::Adapters;
 use block::BlockUnit;
 use burn::tensor::Tensor;
 use embedding::EmbeddingUnit;
@@ -139,6 +141,7 @@ pub(crate) struct Unit {
     inputs: Vec<LayerId>,
     is_last: bool,
     trains: bool,
+    adapters: Option<Adapters>,
     tied: Option<Tied>,
     before: CutTensors,
     after: CutTensors,
@@ -210,9 +213,22 @@ impl Unit {
         self.is_last
     }
 
-    /// Whether its parameters are trained.
+    /// Whether any of its parameters is trained.
     pub const fn trains(&self) -> bool {
-        self.trains
+        self.trains || self.adapters.is_some()
+    }
+
+    /// Number of the tensors of its adapters, which are its first parameters.
+    pub fn adapters(&self) -> usize {
+        self.adapters.as_ref().map_or(0, Adapters::count)
+    }
+
+    /// Number of its trained parameters: the first of them all.
+    pub fn trained(&self) -> usize {
+        match &self.adapters {
+            _ if self.trains => self.parameters().len(),
+            _ => self.adapters(),
+        }
     }
 
     /// The owner of its tied weight, if it has one.
@@ -243,8 +259,17 @@ impl Unit {
         }
     }
 
-    /// Its parameters, in the order in which [`Unit::forward`] takes them.
+    /// Its parameters, in the order in which [`Unit::forward`] takes them: those of adapters, then its
+    /// own.
     pub fn parameters(&self) -> Vec<Parameter> {
+        let own = self.own_parameters();
+        match &self.adapters {
+            Some(adapters) => adapters.parameters().chain(own).collect(),
+            None => own,
+        }
+    }
+
+    fn own_parameters(&self) -> Vec<Parameter> {
         match &self.arithmetic {
             Arithmetic::Embedding(unit) => unit.parameters(),
             Arithmetic::Patches(unit) => unit.parameters(),
@@ -263,8 +288,16 @@ impl Unit {
             Arithmetic::Patches(_) => PatchUnit::multiplies(parameter),
             Arithmetic::Unet(..) => UnetUnit::multiplies(parameter),
         };
-        let parameters = self.parameters().into_iter().enumerate();
-        parameters.filter(|(_, parameter)| is_weight(parameter)).map(|(index, _)| index).collect()
+        let first = self.adapters();
+        let mut order = Vec::new();
+        for (index, parameter) in self.own_parameters().iter().enumerate().filter(|(_, one)| is_weight(one)) {
+            order.push(first + index);
+            order.extend(self.adapters.iter().flat_map(|adapters| adapters.behind(&parameter.name)));
+        }
+        // A tied head projects with another layer's table.
+        let rest: Vec<usize> = (0..first).filter(|index| !order.contains(index)).collect();
+        order.extend(rest);
+        order
     }
 
     /// Its output from those of the layers before it, with a graph if parameters or inputs are
@@ -281,6 +314,8 @@ impl Unit {
     ) -> Signal {
         let read = |layer: &LayerId| live.get(layer).expect("layers come behind those that they read").clone();
         let inputs: Vec<Matrix> = self.inputs.iter().map(read).collect();
+        let (adapters, parameters) = parameters.split_at(self.adapters());
+        let pass = &pass.with_adapters(self.adapters.as_ref().map(|shapes| shapes.bind(adapters)));
         let input = || inputs.first().expect("only layers that read data have no input").clone();
         match &self.arithmetic {
             Arithmetic::Embedding(unit) => Signal::Hidden(unit.forward(parameters, pass)),
@@ -299,7 +334,7 @@ impl Unit {
         let saved = match &self.arithmetic {
             Arithmetic::Embedding(_) => SavedNumbers { own: 0, wide: sequences * seq_len },
             Arithmetic::Patches(unit) => unit.saved(sequences),
-            Arithmetic::Block(unit) => unit.saved(sequences, seq_len, ours),
+            Arithmetic::Block(unit) => unit.saved((sequences, seq_len), ours, (self.trains, self.adapters.as_ref())),
             Arithmetic::Head(unit) => unit.saved(sequences, seq_len),
             Arithmetic::Unet(_, layer) => {
                 let batch = Batch { microbatch: sequences, seq_len };
@@ -364,13 +399,15 @@ fn units_of(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, 
     for (id, layer) in model.layers().enumerate() {
         let after = CutTensors::behind(model, id);
         let layer = seen(layer);
-        match Arithmetic::new(&layer) {
-            Ok(arithmetic) => units.push(Unit {
+        let adapters = Adapters::of(&layer, model.lora());
+        match Arithmetic::new(&layer).and_then(|arithmetic| Ok((arithmetic, adapters?))) {
+            Ok((arithmetic, adapters)) => units.push(Unit {
                 id,
                 inputs: layer.inputs,
                 tied: layer.tied_to.map(|owner| Tied { owner, trains: model.layers()[owner].trains }),
                 is_last: id.index() + 1 == model.layers().len(),
                 trains: layer.trains,
+                adapters,
                 before: std::mem::replace(&mut before, after.clone()),
                 after,
                 arithmetic,
@@ -381,6 +418,21 @@ fn units_of(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, 
         }
     }
     faults.or(units)
+}
+
+/// The tensors of layers, those that are trained and the others.
+pub(crate) fn split_trained<T>(units: &[Unit], layers: Vec<Vec<T>>) -> (Vec<Vec<T>>, Vec<Vec<T>>) {
+    let split = |(mut tensors, unit): (Vec<T>, &Unit)| {
+        let frozen = tensors.split_off(unit.trained().min(tensors.len()));
+        (tensors, frozen)
+    };
+    layers.into_iter().zip(units).map(split).unzip()
+}
+
+/// The tensors of layers from those that are trained and the others.
+pub(crate) fn joined<T>(trained: Vec<Vec<T>>, frozen: Vec<Vec<T>>) -> Vec<Vec<T>> {
+    let join = |(trained, frozen): (Vec<T>, Vec<T>)| trained.into_iter().chain(frozen).collect();
+    trained.into_iter().zip(frozen).map(join).collect()
 }
 
 fn same_kind_before(model: &Model, id: LayerId) -> bool {

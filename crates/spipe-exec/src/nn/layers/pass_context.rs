@@ -1,9 +1,9 @@
 //! The context of a pass: its microbatch on a device, and the recorders of its products.
 
-use super::{ActivationRecord, Convolution, KvCache, Linear, Matrix, Products, noise};
+use super::{ActivationRecord, Convolution, KvCache, Linear, Matrix, Products, adapters::Bound, noise, product};
 use crate::data::{ImageBatch, Microbatch};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use spipe_model::{Architecture, Condition, Model};
+use spipe_model::{Architecture, Condition, Matrix as Place, Model};
 use std::sync::Arc;
 
 /// The kind of data that a model reads.
@@ -43,6 +43,8 @@ pub(crate) struct PassContext {
     answers: bool,
     /// Keys and values of earlier tokens, if there may be any.
     cache: Option<KvCache>,
+    /// The adapters of the layer in computation.
+    adapters: Option<Bound>,
     /// The recorder of products, if weight gradients are deferred.
     products: Option<Products>,
     /// The recorder of outputs of products, if the graph is rebuilt from them.
@@ -100,7 +102,7 @@ impl PassContext {
     }
 
     const fn data(batch: (usize, usize), data: Data) -> Self {
-        Self { batch, data, answers: false, cache: None, products: None, record: None }
+        Self { batch, data, answers: false, cache: None, adapters: None, products: None, record: None }
     }
 
     /// Tokens of `batch.0` sequences, `batch.1` of each, whose followers are unknown.
@@ -151,6 +153,11 @@ impl PassContext {
         self.cache.as_ref().map_or(0, |cache| cache.past)
     }
 
+    /// The same context with the adapters of a layer.
+    pub fn with_adapters(&self, adapters: Option<Bound>) -> Self {
+        Self { adapters, ..self.clone() }
+    }
+
     /// The same context with a recorder of products.
     pub fn with_products(&self, products: Option<&Products>) -> Self {
         Self { products: products.cloned(), ..self.clone() }
@@ -166,6 +173,39 @@ impl PassContext {
         self.apply(Linear::Product, input, weight)
     }
 
+    /// The outputs of the matrices `places`, which all read `input`, with those of their adapters; or
+    /// with the parts of the one adapter of `whole`, which holds them all.
+    pub fn adapted<const N: usize>(
+        &self,
+        input: &Matrix,
+        (places, whole): ([Place; N], Option<Place>),
+        outputs: [Matrix; N],
+    ) -> [Matrix; N] {
+        if self.adapters.is_none() {
+            return outputs;
+        }
+        if let Some(added) = whole.and_then(|whole| self.low_rank(whole, input)) {
+            let mut start = 0;
+            return outputs.map(|output| {
+                let width = output.dims()[1];
+                start += width;
+                output + added.clone().narrow(1, start - width, width)
+            });
+        }
+        let mut places = places.into_iter();
+        outputs.map(|output| match places.next().and_then(|place| self.low_rank(place, input)) {
+            Some(added) => output + added,
+            None => output,
+        })
+    }
+
+    /// The output of a place's adapter, if there is one.
+    fn low_rank(&self, place: Place, input: &Matrix) -> Option<Matrix> {
+        let ([first, second], scale) = self.adapters.as_ref()?.at(place)?;
+        let inner = self.multiply(input.clone(), first);
+        Some(self.multiply(inner, second).mul_scalar(scale))
+    }
+
     /// A convolution of images with a kernel.
     pub fn convolve(&self, shape: Convolution, input: Matrix, weight: Matrix) -> Matrix {
         self.apply(Linear::Convolution(shape), input, weight)
@@ -175,7 +215,8 @@ impl PassContext {
         let known = self.record.as_ref().and_then(ActivationRecord::next);
         let output = match &self.products {
             Some(products) => products.multiply(linear, input, weight, known),
-            None => linear.output(input, weight, known),
+            None if weight.is_require_grad() => linear.output(input, weight, known),
+            None => product::frozen(linear, input, weight, known),
         };
         if let Some(record) = &self.record {
             record.write(&output);

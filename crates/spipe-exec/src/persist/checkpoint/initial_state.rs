@@ -109,8 +109,8 @@ impl InitialState {
                 let name = tensor_name(&self.layers[layer.index()], parameter);
                 resumed.weights.read(&name).map_err(|error| TaskError::io(WEIGHTS, &error))
             }
-            (None, Some(weights)) => weights.parameter(layer, parameter),
-            (None, None) => Ok(initial(self.seed, layer, parameter)),
+            (None, Some(weights)) if !parameter.is_adapter() => weights.parameter(layer, parameter),
+            (None, _) => Ok(initial(self.seed, layer, parameter)),
         }
     }
 

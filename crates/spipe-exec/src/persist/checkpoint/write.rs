@@ -31,7 +31,7 @@ pub(crate) trait TrainingState {
     /// The moments of a parameter; none if it is not trained.
     fn moments(&self, layer: LayerId, index: usize) -> Result<Option<Moments>, TaskError>;
     /// Whether a layer has moments.
-    fn trains(&self, layer: LayerId) -> Result<bool, TaskError>;
+    fn trains(&self, layer: LayerId, index: usize) -> Result<bool, TaskError>;
     /// The gradient of a parameter that a delayed step leaves for the next one, if there is one.
     fn waiting_gradient(&self, layer: LayerId, index: usize) -> Result<Option<Vec<f32>>, TaskError>;
     /// The state of loss scaling, if losses are scaled.
@@ -174,7 +174,7 @@ impl<'a> Writer<'a> {
         let (entries, places) = self.weights();
         let mut both = Vec::new();
         for (entry, (layer, index)) in entries.into_iter().zip(places) {
-            if state.trains(layer)? {
+            if state.trains(layer, index)? {
                 let waiting = state.waiting_gradient(layer, index)?.map(|_| Kind::Gradient);
                 both.extend([Kind::FirstMoment, Kind::SecondMoment].into_iter().chain(waiting).map(|kind| {
                     let entry = Entry { name: name_of(&entry.name, kind), ..entry.clone() };

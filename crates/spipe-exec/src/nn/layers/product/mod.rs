@@ -37,8 +37,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug)]
 pub(crate) struct Products {
     list: Arc<Mutex<Vec<Recorded>>>,
-    /// Whether weight gradients will be computed.
-    trains: bool,
+    /// By product, whether the gradient of its weight will be computed.
+    trained: Arc<[bool]>,
 }
 
 /// The factors of a weight gradient.
@@ -113,9 +113,14 @@ impl Slot {
 }
 
 impl Products {
-    /// An empty recorder.
-    pub fn new(trains: bool) -> Self {
-        Self { list: Arc::default(), trains }
+    /// An empty recorder of products with weights that are `trained` or not.
+    pub fn new(trained: impl Iterator<Item = bool>) -> Self {
+        Self { list: Arc::default(), trained: trained.collect() }
+    }
+
+    /// Whether the weight of the next product is trained.
+    fn trains(&self) -> bool {
+        self.trained.get(self.all().len()).copied().unwrap_or_default()
     }
 
     fn all(&self) -> MutexGuard<'_, Vec<Recorded>> {
@@ -123,14 +128,15 @@ impl Products {
     }
 
     fn record(&self, source: impl FnOnce() -> Source, way: BackwardForm) {
-        self.all().push(Recorded { source: self.trains.then(source), way });
+        let source = self.trains().then(source);
+        self.all().push(Recorded { source, way });
     }
 
     /// The output of `linear` for a weight that is not tracked; `known` if it has been computed
     /// before.
     pub fn multiply(&self, linear: Linear, input: Matrix, weight: Matrix, known: Option<Matrix>) -> Matrix {
         let plain = input.clone().inner();
-        let (output, way) = multiply(linear, input, weight, known);
+        let (output, way) = multiply(linear, input, (weight, self.trains()), known);
         self.record(|| Source::Input(linear, plain), way);
         output
     }
@@ -139,7 +145,7 @@ impl Products {
     pub fn look_up(&self, weight: Matrix, numbers: Tensor<1, Int>) -> Matrix {
         let count = weight.dims()[0];
         let output = weight.inner().select(0, numbers.clone());
-        let output = if self.trains { output.autodiff().require_grad() } else { output.autodiff() };
+        let output = if self.trains() { output.autodiff().require_grad() } else { output.autodiff() };
         self.record(|| Source::Rows(numbers, count), BackwardForm::Leaf(Box::new(output.clone())));
         output
     }
@@ -178,23 +184,38 @@ impl Products {
     }
 }
 
-fn multiply(linear: Linear, input: Matrix, weight: Matrix, known: Option<Matrix>) -> (Matrix, BackwardForm) {
+/// The output of `linear` for a weight that is not trained: its graph keeps the weight alone.
+pub(super) fn frozen(linear: Linear, input: Matrix, weight: Matrix, known: Option<Matrix>) -> Matrix {
     let weight = weight.inner();
     let output = known.unwrap_or_else(|| linear.output(input.clone().inner(), weight.clone(), None));
-    let all = (&input, &weight, &output);
-    let own = tracked_on::<Cores>(linear, all);
-    #[cfg(any(feature = "cuda", feature = "wgpu"))]
-    let own = own.or_else(|| tracked_on::<Cube>(linear, all));
-    own.unwrap_or_else(|| {
+    tracked((linear, false), (&input, &weight, &output)).map_or_else(|| output.autodiff(), |(output, _)| output)
+}
+
+fn multiply(
+    linear: Linear,
+    input: Matrix,
+    (weight, trains): (Matrix, bool),
+    known: Option<Matrix>,
+) -> (Matrix, BackwardForm) {
+    let weight = weight.inner();
+    let output = known.unwrap_or_else(|| linear.output(input.clone().inner(), weight.clone(), None));
+    tracked((linear, trains), (&input, &weight, &output)).unwrap_or_else(|| {
         let leaf = output.autodiff().require_grad();
         (leaf.clone(), BackwardForm::Leaf(Box::new(leaf)))
     })
 }
 
-/// The output in the graph of its input; none if the input belongs to another backend than `B` or
-/// to no graph.
+/// The output in the graph of its input; none if that belongs to no graph.
+fn tracked(linear: (Linear, bool), all: (&Matrix, &Matrix, &Matrix)) -> Option<(Matrix, BackwardForm)> {
+    let own = tracked_on::<Cores>(linear, all);
+    #[cfg(any(feature = "cuda", feature = "wgpu"))]
+    let own = own.or_else(|| tracked_on::<Cube>(linear, all));
+    own
+}
+
+/// The same; none if the input belongs to another backend than `B`, too.
 fn tracked_on<B: Backend>(
-    linear: Linear,
+    (linear, trains): (Linear, bool),
     (input, weight, output): (&Matrix, &Matrix, &Matrix),
 ) -> Option<(Matrix, BackwardForm)>
 where
@@ -206,14 +227,14 @@ where
     slots.weight.put(Some(weight.clone()));
     match Backward::<B, 1>::prepare::<NoCheckpointing>(Own, [guard]).compute_bound().stateful() {
         OpsKind::Tracked(prepared) => {
-            let output = prepared.finish((linear, slots.clone()), output);
+            let output = prepared.finish((linear, trains, slots.clone()), output);
             Some((Matrix::from_primitive::<Autodiff<B>>(output), BackwardForm::Own(slots)))
         }
         OpsKind::UnTracked(_) => None,
     }
 }
 
-/// Keeps the gradient of its output, and propagates that of its input.
+/// Keeps the gradient of its output if the weight is trained, and propagates that of its input.
 #[derive(Debug)]
 struct Own;
 
@@ -221,12 +242,14 @@ impl<B: Backend> Backward<B, 1> for Own
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    type State = (Linear, Slots);
+    type State = (Linear, bool, Slots);
 
     fn backward(self, ops: Ops<Self::State, 1>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = Matrix::from_primitive::<B>(gradients.consume::<B>(&ops.node));
-        let (linear, slots) = ops.state;
-        slots.gradient.put(Some(gradient.clone()));
+        let (linear, trains, slots) = ops.state;
+        if trains {
+            slots.gradient.put(Some(gradient.clone()));
+        }
         if let [Some(parent)] = ops.parents {
             let found = linear.input_gradient::<B>(slots.weight.take(), gradient).try_into_primitive::<B>();
             gradients.register::<B>(parent.id, found.expect("a weight is lent on the device of its product"));

@@ -1,0 +1,138 @@
+//! Low-rank adapters of a layer (Hu et al., LoRA, arXiv 2106.09685).
+//!
+//! ```text
+//! x ──► · W (frozen) ──────────────► + ──► y        A: inputs × rank, uniform; B: rank × outputs, zero at first
+//! └──► · A ──► · B ──► · scale ──────┘
+//! ```
+//!
+//! A matrix that holds several, such as GPT-2's queries, keys and values in one, has one adapter, whose
+//! output is cut into their parts.
+
+use super::{Initialisation, Matrix, Parameter};
+use spipe_base::Diagnostic;
+use spipe_model::{Adapted, Layer, Lora, Matrix as Place};
+
+/// The end of the names of both matrices.
+const ENDS: [&str; 2] = [".lora-a", ".lora-b"];
+
+/// The shapes of a layer's adapters.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Adapters {
+    rank: u64,
+    /// The factor on the product of both matrices.
+    scale: f64,
+    /// In the order of [`Place`], which is also that of the products in a forward.
+    matrices: Vec<Adapted>,
+}
+
+impl Adapters {
+    /// The adapters of `layer`, if it has any.
+    ///
+    /// # Errors
+    /// Adapters that are not computed.
+    pub fn of(layer: &Layer, lora: Option<&Lora>) -> Result<Option<Self>, Diagnostic> {
+        let (Some(lora), Some(adaptation)) = (lora, &layer.adaptation) else { return Ok(None) };
+        let refused = |what: &str, hint: &str| {
+            let message = format!("adapters of layer `{}` cannot be executed yet: {what}", layer.name);
+            Err(Diagnostic::error(message).hint(hint.to_owned()))
+        };
+        if adaptation.copy.is_some() {
+            return refused("copies of embedding and head are not trained", "leave out `embeddings`");
+        }
+        if adaptation.matrices.iter().any(|adapted| adapted.matrix == Place::Table) {
+            return refused("those of tables are not computed", "leave the embedding out of the targets");
+        }
+        if adaptation.matrices.iter().any(|adapted| adapted.count != 1) {
+            return refused("experts are not computed", "use a model without experts");
+        }
+        let mut matrices = adaptation.matrices.clone();
+        matrices.sort();
+        let adapters = Self { rank: lora.rank, scale: lora.scale(), matrices };
+        Ok((!adapters.matrices.is_empty()).then_some(adapters))
+    }
+
+    /// Number of their tensors.
+    pub const fn count(&self) -> usize {
+        2 * self.matrices.len()
+    }
+
+    /// A and B of each matrix. PEFT draws A as PyTorch does the weight of a linear layer.
+    pub fn parameters(&self) -> impl Iterator<Item = Parameter> {
+        self.matrices.iter().flat_map(|Adapted { matrix, outputs, inputs, .. }| {
+            let [first, second] = ENDS.map(|end| format!("{}{end}", name(*matrix)));
+            let shape = [self.rank as usize, *outputs as usize];
+            let zeros = Parameter { name: second.into(), shape, initialisation: Initialisation::Zeros };
+            [Parameter::uniform(first, [*inputs, self.rank], *inputs), zeros]
+        })
+    }
+
+    /// The adapters with their numbers.
+    pub fn bind(&self, tensors: &[Matrix]) -> Bound {
+        let pairs = tensors.chunks_exact(2).map(|pair| [pair[0].clone(), pair[1].clone()]);
+        Bound { scale: self.scale, all: self.matrices.iter().map(|adapted| adapted.matrix).zip(pairs).collect() }
+    }
+
+    /// The places of the tensors of adapters that follow the product with the base's `weight`, the
+    /// last of those that read one input.
+    pub fn behind(&self, weight: &str) -> Vec<usize> {
+        let here = |adapted: &Adapted| match adapted.matrix {
+            Place::Query | Place::Key | Place::Value | Place::QueryKeyValue => weight == "attention.value.weight",
+            Place::Output => weight == "attention.output.weight",
+            Place::Gate | Place::Up | Place::GateUp => weight == "mlp.up.weight",
+            Place::Down => weight == "mlp.down.weight",
+            Place::Table => weight == "token.weight",
+            Place::Head => weight == "projection.weight",
+        };
+        let found = self.matrices.iter().enumerate().filter(|(_, adapted)| here(adapted));
+        found.flat_map(|(index, _)| [2 * index, 2 * index + 1]).collect()
+    }
+
+    /// Whether one of them reads what one of `places` reads.
+    pub fn reads(&self, places: &[Place]) -> bool {
+        self.matrices.iter().any(|adapted| places.contains(&adapted.matrix))
+    }
+
+    /// Numbers of each token between both matrices, over all adapters.
+    pub const fn inner(&self) -> u64 {
+        self.rank * self.matrices.len() as u64
+    }
+}
+
+impl Parameter {
+    /// Whether it belongs to an adapter.
+    pub fn is_adapter(&self) -> bool {
+        ENDS.iter().any(|end| self.name.ends_with(end))
+    }
+}
+
+/// The name of an adapted matrix among a layer's parameters.
+const fn name(matrix: Place) -> &'static str {
+    match matrix {
+        Place::Query => "attention.query",
+        Place::Key => "attention.key",
+        Place::Value => "attention.value",
+        Place::QueryKeyValue => "attention.query-key-value",
+        Place::Output => "attention.output",
+        Place::Gate => "mlp.gate",
+        Place::Up => "mlp.up",
+        Place::GateUp => "mlp.gate-up",
+        Place::Down => "mlp.down",
+        Place::Table => "token",
+        Place::Head => "projection",
+    }
+}
+
+/// Adapters with their numbers.
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    scale: f64,
+    all: Vec<(Place, [Matrix; 2])>,
+}
+
+impl Bound {
+    /// Both matrices of a place's adapter, and the factor on their product.
+    pub fn at(&self, place: Place) -> Option<([Matrix; 2], f64)> {
+        let (_, pair) = self.all.iter().find(|(known, _)| *known == place)?;
+        Some((pair.clone(), self.scale))
+    }
+}
