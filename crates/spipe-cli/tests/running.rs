@@ -247,6 +247,62 @@ fn images_are_embedded() {
 }
 
 #[test]
+fn adapters_are_saved_loaded_and_merged() {
+    let folder = folder(MODEL, "4 GB/s");
+    let said = |args: &str, code: i32| -> (String, String) {
+        let run = spipe(folder.path(), args).output().unwrap();
+        assert_eq!(run.status.code(), Some(code), "{args}: {}", text(&run.stderr));
+        (text(&run.stdout), text(&run.stderr))
+    };
+    let plan = |what: &str| {
+        let rest =
+            "--system hybrid --precision fp32 --materialised-attention --global-batch 4 --microbatch 2 --planner dp";
+        said(&format!("plan --model model.toml --hardware machine.toml {rest} {what}"), 0);
+    };
+    let losses = |args: &str| -> Vec<f64> {
+        let run = said(&format!("run {args} --data text.txt --format json"), 0);
+        lines(&run.0).iter().filter_map(|line| line["loss"].as_f64()).collect()
+    };
+    losses("plan.json --steps 5 --save-weights base");
+    plan("--lora rank=4,alpha=8,targets=q,v,down -o lora.json");
+    let first = losses("lora.json --weights base --steps 20 --learning-rate 0.01 --save-adapter adapter");
+    let still = losses("lora.json --weights base --steps 1 --learning-rate 0 --adapter adapter --save-adapter again");
+    assert!(still[0] < first[0], "it starts where the other one ended: {first:?} {still:?}");
+    let read = |folder_name: &str, file: &str| std::fs::read(folder.path().join(folder_name).join(file)).unwrap();
+    let both = ["adapter", "again"].map(|name| read(name, "adapter_model.safetensors"));
+    assert!(both[0] == both[1], "a step of nothing changes nothing");
+    let config: Value = serde_json::from_slice(&read("adapter", "adapter_config.json")).unwrap();
+    assert_eq!(config["target_modules"], serde_json::json!(["down_proj", "q_proj", "v_proj"]));
+    assert_eq!(
+        (&config["r"], &config["lora_alpha"], &config["base_model_name_or_path"]),
+        (&4.into(), &8.into(), &"base".into())
+    );
+    let shape = shape_of(
+        &folder.path().join("adapter/adapter_model.safetensors"),
+        "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight",
+    );
+    assert_eq!(shape, [4, 48]);
+    // The plan of a file has its settings.
+    plan("--adapter adapter -o again.json");
+    assert_eq!(losses("again.json --weights base --steps 1 --adapter adapter")[0].to_bits(), still[0].to_bits());
+    said("model merge base --adapter adapter -o merged", 0);
+    let merged = losses("plan.json --weights merged --steps 1")[0];
+    assert!((merged - still[0]).abs() < 1e-5 * merged, "{merged} {still:?}");
+    for (args, expected) in [
+        ("run plan.json --data text.txt --steps 1 --adapter adapter", "the plan trains no adapters"),
+        ("run lora.json --data text.txt --steps 1 --save-weights other", "adapters are trained, and the weights"),
+        ("run lora.json --data text.txt --steps 1 --adapter base", "cannot read `base/adapter_config.json`"),
+        ("model merge adapter/adapter_model.safetensors --adapter adapter -o other", "holds no adapter of"),
+    ] {
+        let message = said(args, 3).1;
+        assert!(message.contains(expected), "{message}");
+    }
+    plan("--lora rank=5,targets=q,v,down -o wider.json");
+    let message = said("run wider.json --data text.txt --steps 1 --adapter adapter", 3).1;
+    assert!(message.contains("`adapter` holds no adapter of `small`: its rank is 4, the plan's is 5"), "{message}");
+}
+
+#[test]
 fn weights_are_saved_and_loaded() {
     let trained = folder(MODEL, "4 GB/s");
     let other = folder(&MODEL.replace("hidden = 32", "hidden = 16"), "4 GB/s");

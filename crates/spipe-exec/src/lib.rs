@@ -61,7 +61,7 @@ pub use optimizer::{AdamW, Decay, Exchange, HalfMut, Moments, Numbers, Schedule,
 pub use options::Options;
 pub use persist::{
     checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest},
-    weights::WeightsError,
+    weights::{WeightsError, merge_adapter},
 };
 pub use reference::{Inferred, Reference, inferred, reference};
 pub use report::{Gradient, MemoryUse, Outputs, Report, Step};

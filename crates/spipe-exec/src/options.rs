@@ -30,6 +30,10 @@ pub struct Options {
     pub weights: Option<PathBuf>,
     /// The folder in which weights of that layout are saved at the end.
     pub save_weights: Option<PathBuf>,
+    /// The folder of an adapter in PEFT's layout to start from.
+    pub adapter: Option<PathBuf>,
+    /// The folder in which the adapter is saved at the end.
+    pub save_adapter: Option<PathBuf>,
 }
 
 impl Options {
@@ -46,6 +50,8 @@ impl Options {
             resume: None,
             weights: None,
             save_weights: None,
+            adapter: None,
+            save_adapter: None,
         }
     }
 }

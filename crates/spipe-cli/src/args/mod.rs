@@ -26,7 +26,7 @@ pub use market::{
     Catalogue, CatalogueCheck, CatalogueCompose, CatalogueList, CataloguePrice, CatalogueShow,
     Source as CatalogueSource,
 };
-pub use model::{Model, ModelImport, ModelShow};
+pub use model::{Model, ModelImport, ModelMerge, ModelShow};
 pub use pages::{Completions, Schema};
 pub use plan::{Baseline, Plan, RecomputeChoice, TensorData, Unknown};
 pub use reproduce::{PredictionError, Reproduce};

@@ -10,6 +10,8 @@ pub enum Model {
     Show(ModelShow),
     /// Make a model file from a Hugging Face config.json
     Import(ModelImport),
+    /// Add an adapter to the weights that it was trained on
+    Merge(ModelMerge),
     /// List the shipped models
     List,
 }
@@ -42,6 +44,20 @@ pub struct ModelImport {
     #[arg(long)]
     pub component: Option<String>,
     /// The model file to write, - for stdout
+    #[arg(short, long)]
+    pub output: String,
+}
+
+/// Weights and an adapter.
+#[derive(Debug, Group)]
+pub struct ModelMerge {
+    /// The weights in the format of transformers: a .safetensors file, or a folder with model.safetensors or its
+    /// index
+    pub weights: String,
+    /// Folder with the adapter, as PEFT writes it
+    #[arg(long)]
+    pub adapter: String,
+    /// Folder for the merged weights; configuration and tokenizer are copied from a folder of weights
     #[arg(short, long)]
     pub output: String,
 }

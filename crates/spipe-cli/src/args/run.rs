@@ -81,6 +81,13 @@ pub struct Run {
     /// tokenizer are copied from a folder of --weights
     #[arg(long)]
     pub save_weights: Option<String>,
+    /// Folder with the adapter to start from, as PEFT writes it: adapter_config.json and
+    /// adapter_model.safetensors
+    #[arg(long)]
+    pub adapter: Option<String>,
+    /// Folder for the adapter at the end, in the format of PEFT
+    #[arg(long)]
+    pub save_adapter: Option<String>,
     /// The outputs of inference to write, as safetensors
     #[arg(long)]
     pub save_outputs: Option<String>,

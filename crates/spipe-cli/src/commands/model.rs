@@ -8,6 +8,7 @@ use crate::{
     model_files::{self, Part},
     output,
     output::Target,
+    running::checkpoints::copy_companions,
     tables::table,
 };
 use serde::Serialize;
@@ -15,13 +16,16 @@ use spipe_base::{
     Bytes, Flops, LayerRange,
     readable::{count, grouped},
 };
+use spipe_exec::RunError;
 use spipe_model::{Architecture, Attention, Batch, Layer, Model, Op, Recompute};
+use std::path::Path;
 
-/// Shows, imports or lists.
+/// Shows, imports, merges or lists.
 pub fn run(what: &args::Model, given: &Given, format: Format) -> Result<(), Failure> {
     match what {
         args::Model::Show(show) => self::show(show, format),
         args::Model::Import(import) => self::import(import, given),
+        args::Model::Merge(merge) => self::merge(merge, given),
         args::Model::List => list(format),
     }
 }
@@ -190,6 +194,15 @@ fn named(run: LayerRange, data: &Shown) -> String {
         1 => name(run.first().index()).into(),
         several => format!("{} … {} (× {several})", name(run.first().index()), name(run.last().index())),
     }
+}
+
+fn merge(what: &args::ModelMerge, given: &Given) -> Result<(), Failure> {
+    Idle::among(given).options(&["format"], "to weights", "leave it out").refuse()?;
+    let [weights, adapter, output] = [&what.weights, &what.adapter, &what.output].map(Path::new);
+    spipe_exec::merge_adapter(weights, adapter, output).map_err(RunError::Weights)?;
+    copy_companions(weights, output)?;
+    output::talk(&format!("the weights with the adapter are in `{}`", what.output));
+    Ok(())
 }
 
 fn import(what: &args::ModelImport, given: &Given) -> Result<(), Failure> {

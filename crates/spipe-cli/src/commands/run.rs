@@ -14,7 +14,7 @@ use spipe_cost::Mode;
 use spipe_exec::{AdamW, Schedule};
 
 /// The options of training.
-const OF_TRAINING: [&str; 8] = [
+const OF_TRAINING: [&str; 10] = [
     "learning-rate",
     "warmup-steps",
     "decay",
@@ -23,6 +23,8 @@ const OF_TRAINING: [&str; 8] = [
     "checkpoint-every",
     "resume",
     "save-weights",
+    "adapter",
+    "save-adapter",
 ];
 
 /// Runs the plan, prints the losses, writes the measured trace.

@@ -2,7 +2,7 @@
 
 use crate::{Failure, args, output, output::Target};
 use spipe_exec::{Checkpoint, Checkpoints, RunError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The files that transformers reads beside weights.
 const COMPANIONS: [&str; 9] = [
@@ -28,6 +28,10 @@ pub struct Persistence {
     pub weights: Option<PathBuf>,
     /// The folder for the weights at the end.
     pub save_weights: Option<PathBuf>,
+    /// The folder of the adapter to start from.
+    pub adapter: Option<PathBuf>,
+    /// The folder for the adapter at the end.
+    pub save_adapter: Option<PathBuf>,
 }
 
 impl Persistence {
@@ -35,8 +39,10 @@ impl Persistence {
     pub fn new(what: &args::Run) -> Result<Self, Failure> {
         let weights = what.weights.as_ref().map(PathBuf::from);
         let save_weights = what.save_weights.as_ref().map(PathBuf::from);
+        let adapter = what.adapter.as_ref().map(PathBuf::from);
+        let save_adapter = what.save_adapter.as_ref().map(PathBuf::from);
         let Some(folder) = what.checkpoint_dir.as_ref().map(PathBuf::from) else {
-            return Ok(Self { weights, save_weights, ..Self::default() });
+            return Ok(Self { weights, save_weights, adapter, save_adapter, ..Self::default() });
         };
         let mut resume = None;
         if what.resume {
@@ -51,29 +57,35 @@ impl Persistence {
             resume = newest.checkpoint;
         }
         let checkpoints = Some(Checkpoints { folder, every: what.checkpoint_every });
-        Ok(Self { checkpoints, resume, weights, save_weights })
+        Ok(Self { checkpoints, resume, weights, save_weights, adapter, save_adapter })
     }
 
     /// Copies the files that transformers needs beside weights from the folder of the first weights
     /// to the folder of the saved ones, where they are missing.
     pub fn copy_companions(&self) -> Result<(), Failure> {
-        let (Some(from), Some(to)) = (self.weights.as_ref().filter(|from| from.is_dir()), &self.save_weights) else {
-            return Ok(());
-        };
-        for name in COMPANIONS {
-            let (source, there) = (from.join(name), to.join(name));
-            if !source.is_file() || there.exists() {
-                continue;
-            }
-            let read = std::fs::read(&source);
-            let content = read.map_err(|error| Failure::file(&source.display().to_string(), "read", &error))?;
-            Target::in_folder(to, name)?.write(&content)?;
+        match (&self.weights, &self.save_weights) {
+            (Some(from), Some(to)) => copy_companions(from, to),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// The number of steps that are done.
     pub fn step(&self) -> u32 {
         self.resume.as_ref().map_or(0, Checkpoint::step)
     }
+}
+
+/// Copies the files that transformers needs beside weights, where they are missing; none if `from` is a
+/// file.
+pub fn copy_companions(from: &Path, to: &Path) -> Result<(), Failure> {
+    for name in COMPANIONS {
+        let (source, there) = (from.join(name), to.join(name));
+        if !source.is_file() || there.exists() {
+            continue;
+        }
+        let read = std::fs::read(&source);
+        let content = read.map_err(|error| Failure::file(&source.display().to_string(), "read", &error))?;
+        Target::in_folder(to, name)?.write(&content)?;
+    }
+    Ok(())
 }

@@ -38,6 +38,8 @@ impl Run<'_> {
             resume: self.persistence.resume.clone(),
             weights: self.persistence.weights.clone(),
             save_weights: self.persistence.save_weights.clone(),
+            adapter: self.persistence.adapter.clone(),
+            save_adapter: self.persistence.save_adapter.clone(),
             ..Options::new(self.bindings.clone())
         }
     }

@@ -47,14 +47,7 @@ pub(crate) fn write(
         place = end;
         (entry.name.clone(), info)
     });
-    // Required by transformers.
-    let format = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
-    let header = Metadata::new(Some(format), described.collect()).map_err(io::Error::other)?;
-    let mut header = serde_json::to_vec(&header).map_err(io::Error::other)?;
-    // Numbers begin at a multiple of 8 bytes.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    out.write_all(&(header.len() as u64).to_le_bytes())?;
-    out.write_all(&header)?;
+    write_header(out, described.collect())?;
     for (index, entry) in entries.iter().enumerate() {
         let numbers = numbers(index).map_err(io::Error::other)?;
         if 4 * numbers.len() as u64 != entry.bytes() {
@@ -73,6 +66,77 @@ fn write_numbers(out: &mut dyn Write, numbers: &[f32]) -> io::Result<()> {
         out.write_all(&bytes)?;
     }
     Ok(())
+}
+
+/// A tensor of a file: its name, type and shape.
+#[derive(Clone, Debug)]
+pub(crate) struct Raw {
+    pub name: String,
+    pub shape: Vec<usize>,
+    dtype: Dtype,
+    bytes: usize,
+}
+
+/// Writes a file of tensors of any types. `bytes(i)` returns the numbers of `tensors[i]`; it is called
+/// once for each, in ascending order.
+pub(crate) fn write_raw(
+    out: &mut dyn Write,
+    tensors: &[Raw],
+    bytes: &mut dyn FnMut(usize) -> io::Result<Vec<u8>>,
+) -> io::Result<()> {
+    let mut place = 0;
+    let described = tensors.iter().map(|tensor| {
+        let end = place + tensor.bytes;
+        let info = TensorInfo { dtype: tensor.dtype, shape: tensor.shape.clone(), data_offsets: (place, end) };
+        place = end;
+        (tensor.name.clone(), info)
+    });
+    write_header(out, described.collect())?;
+    for (index, tensor) in tensors.iter().enumerate() {
+        let bytes = bytes(index)?;
+        if bytes.len() != tensor.bytes {
+            return Err(io::Error::other(format!("`{}` has {} bytes", tensor.name, bytes.len())));
+        }
+        out.write_all(&bytes)?;
+    }
+    Ok(())
+}
+
+fn write_header(out: &mut dyn Write, described: Vec<(String, TensorInfo)>) -> io::Result<()> {
+    // Required by transformers.
+    let format = [("format".to_owned(), "pt".to_owned())].into_iter().collect();
+    let header = Metadata::new(Some(format), described).map_err(io::Error::other)?;
+    let mut header = serde_json::to_vec(&header).map_err(io::Error::other)?;
+    // Numbers begin at a multiple of 8 bytes.
+    header.resize(header.len().next_multiple_of(8), b' ');
+    out.write_all(&(header.len() as u64).to_le_bytes())?;
+    out.write_all(&header)
+}
+
+/// The numbers of a tensor as f32; 16-bit numbers are widened, which is exact.
+pub(crate) fn widened(bytes: &[u8], tensor: &Raw) -> io::Result<Vec<f32>> {
+    let (fours, _) = bytes.as_chunks::<4>();
+    let (pairs, _) = bytes.as_chunks::<2>();
+    match tensor.dtype {
+        Dtype::F32 => Ok(fours.iter().map(|four| f32::from_le_bytes(*four)).collect()),
+        Dtype::BF16 => Ok(pairs.iter().map(|pair| bf16::from_le_bytes(*pair).to_f32()).collect()),
+        Dtype::F16 => Ok(pairs.iter().map(|pair| f16::from_le_bytes(*pair).to_f32()).collect()),
+        other => Err(not_read(tensor, other)),
+    }
+}
+
+/// The bytes of numbers in the type of a tensor, rounded to nearest.
+pub(crate) fn narrowed_to(numbers: &[f32], tensor: &Raw) -> io::Result<Vec<u8>> {
+    match tensor.dtype {
+        Dtype::F32 => Ok(numbers.iter().flat_map(|number| number.to_le_bytes()).collect()),
+        Dtype::BF16 => Ok(numbers.iter().flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect()),
+        Dtype::F16 => Ok(numbers.iter().flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect()),
+        other => Err(not_read(tensor, other)),
+    }
+}
+
+fn not_read(tensor: &Raw, dtype: Dtype) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("`{}` holds {dtype:?}, which is not read", tensor.name))
 }
 
 /// Numbers converted at a time.
@@ -129,25 +193,31 @@ impl TensorFile {
 
     /// The numbers of a tensor as f32; 16-bit numbers are widened, which is exact.
     pub fn read(&self, name: &str) -> io::Result<Vec<f32>> {
-        let missing = || io::Error::new(io::ErrorKind::NotFound, format!("it has no tensor `{name}`"));
-        let info = self.header.info(name).ok_or_else(missing)?;
+        let tensor = self.info(name).ok_or_else(|| missing(name))?;
+        widened(&self.bytes(name)?, &tensor)
+    }
+
+    /// The type and shape of a tensor, if it exists.
+    pub fn info(&self, name: &str) -> Option<Raw> {
+        let TensorInfo { dtype, shape, data_offsets: (first, end) } = self.header.info(name)?;
+        Some(Raw { name: name.into(), shape: shape.clone(), dtype: *dtype, bytes: end - first })
+    }
+
+    /// The bytes of a tensor.
+    pub fn bytes(&self, name: &str) -> io::Result<Vec<u8>> {
+        let info = self.header.info(name).ok_or_else(|| missing(name))?;
         let (first, end) = info.data_offsets;
         let mut bytes = vec![0; end - first];
         // Readers on several threads would need a handle each; there is one reader.
         let mut file = &self.file;
         file.seek(SeekFrom::Start(self.start + first as u64))?;
         file.read_exact(&mut bytes)?;
-        let (fours, _) = bytes.as_chunks::<4>();
-        let (pairs, _) = bytes.as_chunks::<2>();
-        match info.dtype {
-            Dtype::F32 => Ok(fours.iter().map(|four| f32::from_le_bytes(*four)).collect()),
-            Dtype::BF16 => Ok(pairs.iter().map(|pair| bf16::from_le_bytes(*pair).to_f32()).collect()),
-            Dtype::F16 => Ok(pairs.iter().map(|pair| f16::from_le_bytes(*pair).to_f32()).collect()),
-            other => {
-                Err(io::Error::new(io::ErrorKind::InvalidData, format!("`{name}` holds {other:?}, which is not read")))
-            }
-        }
+        Ok(bytes)
     }
+}
+
+fn missing(name: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, format!("it has no tensor `{name}`"))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use crate::{
     options::Options,
     persist::{
         checkpoint::{Checkpoint, CheckpointError, Identity, InitialState, NamedLayer, OptimizerSettings},
-        weights::{self, Weights},
+        weights::{self, AdapterFile, Weights},
     },
     runtime::{bind::bind, hooks::Hooks, run::Job},
 };
@@ -107,7 +107,11 @@ fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     }
     if options.save_weights.is_some() && context.model.lora().is_some() {
         let fault = Diagnostic::error("adapters are trained, and the weights of the model stay as they are");
-        faults.push(fault.hint("leave out `--save-weights`"));
+        faults.push(fault.hint("use `--save-adapter`, then `spipe model merge`"));
+    }
+    if (options.adapter.is_some() || options.save_adapter.is_some()) && context.model.lora().is_none() {
+        let fault = Diagnostic::error("the plan trains no adapters");
+        faults.push(fault.hint("plan with `--lora` or `--adapter`"));
     }
     faults.or(()).map_err(RunError::Unsupported)?;
     if trains {
@@ -115,6 +119,9 @@ fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     }
     if let Some(folder) = &options.save_weights {
         weights::prepare(folder, context.model)?;
+    }
+    if let Some(folder) = &options.save_adapter {
+        weights::prepare_adapters(folder, context.model, &units)?;
     }
     Ok(Checked { units, tasks, bound })
 }
@@ -160,7 +167,10 @@ fn initial_state(
         let tensors = layers.iter().zip(units).map(|((_, parameters), unit)| &parameters[unit.adapters()..]);
         let open = |path: &PathBuf| Weights::open(path, plan.context().model, tensors);
         let weights = options.weights.as_ref().map(open).transpose()?;
-        return Ok((InitialState::new(options.seed, &layers, weights), Vec::new()));
+        let parameters: Vec<Vec<Parameter>> = units.iter().map(Unit::parameters).collect();
+        let open = |path: &PathBuf| AdapterFile::open(path, plan.context().model, &parameters);
+        let adapter = options.adapter.as_ref().map(open).transpose()?;
+        return Ok((InitialState::new(options.seed, &layers, weights).with_adapter(adapter), Vec::new()));
     };
     if checkpoint.step() >= options.steps {
         let (path, done) = (checkpoint.path().into(), checkpoint.step());

@@ -7,11 +7,11 @@ use crate::{
     error::RunError,
     host::{Growth, Watch},
     inference::Inference,
-    nn::layers::{Unit, initial, units},
+    nn::layers::{Parameter, Unit, initial, units},
     options::Options,
     persist::{
         checkpoint::{Checkpoint, TrainingState, Writer},
-        weights,
+        weights::{self, WeightsError},
     },
     report::{Gradient, MemoryUse, Report, Step},
     runtime::{
@@ -54,21 +54,23 @@ pub fn run(
     run_with((plan, program), data, options, on_step, &Hooks::NONE)
 }
 
-/// Saves the weights of the checkpoint that a run resumes from, if that has all its steps behind
-/// it; returns warnings.
+/// Saves the weights or the adapter of the checkpoint that a run resumes from, if that has all its steps
+/// behind it; returns warnings.
 ///
 /// # Errors
 /// A checkpoint that does not suit the run, or weights that cannot be written.
 pub fn save_weights(plan: &Plan, data: &Data, options: &Options) -> Result<Vec<String>, RunError> {
-    let (Some(checkpoint), Some(folder)) = (&options.resume, &options.save_weights) else { return Ok(Vec::new()) };
+    let Some(checkpoint) = &options.resume else { return Ok(Vec::new()) };
+    if options.save_weights.is_none() && options.save_adapter.is_none() {
+        return Ok(Vec::new());
+    }
     let model = plan.context().model;
     let units = units(model).map_err(RunError::Unsupported)?;
     let layers = described(plan, &units);
     let (state, warnings) = resumed((plan, data), &layers, (options, checkpoint))?;
-    weights::prepare(folder, model)?;
     let parameters: Vec<_> = layers.into_iter().map(|(_, parameters)| parameters).collect();
     let numbers = &mut |layer: LayerId, index: usize| state.parameter(layer, &parameters[layer.index()][index]);
-    weights::save(folder, (model, &parameters), numbers, MOST_BYTES)?;
+    save((model, &parameters), options, numbers)?;
     Ok(warnings)
 }
 
@@ -152,9 +154,7 @@ pub(crate) fn perform<'a>(
     run_lanes((&interpreter, &monitor), hooks.before, || steps.follow(on_step))?;
     let contention = watch.contention();
     let state = monitor.into_state()?;
-    if let Some(folder) = &options.save_weights {
-        save_trained(plan, &interpreter, folder)?;
-    }
+    save_trained(plan, &interpreter, options)?;
     warnings.extend(interpreter.contexts.values().flat_map(|context| context.warnings.clone()));
     let mut report = report(&program_index, &interpreter, &state, (devices, warnings))?;
     report.trace.notes.extend(contention.and_then(|contention| contention.note()));
@@ -184,15 +184,31 @@ fn run_lanes(
     })
 }
 
-/// Saves the weights after the last step.
-fn save_trained(plan: &Plan, interpreter: &Interpreter<'_>, folder: &Path) -> Result<(), RunError> {
+/// Saves weights or adapters, as far as the options ask for them.
+fn save(
+    (model, parameters): (&Model, &[Vec<Parameter>]),
+    options: &Options,
+    numbers: &mut dyn FnMut(LayerId, usize) -> Result<Vec<f32>, TaskError>,
+) -> Result<(), WeightsError> {
+    if let Some(folder) = &options.save_weights {
+        weights::prepare(folder, model)?;
+        weights::save(folder, (model, parameters), numbers, MOST_BYTES)?;
+    }
+    if let Some(folder) = &options.save_adapter {
+        let base = options.weights.as_ref().map_or_else(|| model.name().into(), |path| path.display().to_string());
+        weights::save_adapters(folder, (model, parameters), &base, numbers)?;
+    }
+    Ok(())
+}
+
+/// Saves the weights or the adapters after the last step.
+fn save_trained(plan: &Plan, interpreter: &Interpreter<'_>, options: &Options) -> Result<(), RunError> {
     let parameters: Vec<_> = interpreter.units.iter().map(Unit::parameters).collect();
     let numbers = &mut |layer, index| {
         let numbers = TrainingState::parameter(interpreter, layer, index)?;
         if numbers.iter().all(|number| number.is_finite()) { Ok(numbers) } else { Err(NotFinite::Parameter.into()) }
     };
-    weights::save(folder, (plan.context().model, &parameters), numbers, MOST_BYTES)?;
-    Ok(())
+    Ok(save((plan.context().model, &parameters), options, numbers)?)
 }
 
 /// The largest file of weights, as in transformers.

@@ -6,6 +6,7 @@ mod clipping;
 mod inference;
 mod machine;
 mod parity;
+mod peft;
 mod resuming;
 mod setup;
 mod shared;

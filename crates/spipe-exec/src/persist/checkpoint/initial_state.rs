@@ -8,7 +8,10 @@ use super::{
 use crate::{
     nn::layers::{Parameter, initial},
     optimizer::Moments,
-    persist::{tensor_file::TensorFile, weights::Weights},
+    persist::{
+        tensor_file::TensorFile,
+        weights::{AdapterFile, Weights},
+    },
     task_error::TaskError,
 };
 use spipe_base::LayerId;
@@ -20,6 +23,7 @@ pub(crate) struct InitialState {
     seed: u64,
     layers: Vec<String>,
     weights: Option<Weights>,
+    adapter: Option<AdapterFile>,
     resumed: Option<Resumed>,
 }
 
@@ -35,7 +39,13 @@ struct Resumed {
 impl InitialState {
     /// The state at step 0: from weights if there are any, otherwise from a seed.
     pub fn new(seed: u64, layers: &[NamedLayer], weights: Option<Weights>) -> Self {
-        Self { seed, layers: layers.iter().map(|(name, _)| name.clone()).collect(), weights, resumed: None }
+        let layers = layers.iter().map(|(name, _)| name.clone()).collect();
+        Self { seed, layers, weights, adapter: None, resumed: None }
+    }
+
+    /// The same state with the adapters of a file.
+    pub fn with_adapter(self, adapter: Option<AdapterFile>) -> Self {
+        Self { adapter, ..self }
     }
 
     /// The state of a checkpoint, with warnings about differences.
@@ -104,6 +114,9 @@ impl InitialState {
 
     /// The numbers of a parameter of `layer`.
     pub fn parameter(&self, layer: LayerId, parameter: &Parameter) -> Result<Vec<f32>, TaskError> {
+        if let (None, Some(adapter), true) = (&self.resumed, &self.adapter, parameter.is_adapter()) {
+            return adapter.parameter(layer, parameter);
+        }
         match (&self.resumed, &self.weights) {
             (Some(resumed), _) => {
                 let name = tensor_name(&self.layers[layer.index()], parameter);

@@ -1,6 +1,7 @@
 //! Why weights could not be read or written.
 
-use spipe_base::words_of;
+use super::adapters::{CONFIG, TENSORS};
+use spipe_base::{Faults, words_of};
 use std::{io, path::PathBuf};
 
 /// Why weights could not be read or written.
@@ -22,6 +23,32 @@ pub enum WeightsError {
         /// The model.
         model: String,
     },
+    /// A matrix with an adapter that is no module of its own in Hugging Face's layout.
+    #[error("the files of `{model}` have no module for an adapter of `{matrix}`")]
+    NoModule {
+        /// The model.
+        model: String,
+        /// The matrix.
+        matrix: String,
+    },
+    /// The settings of an adapter cannot be read.
+    #[error("cannot use `{}`: {faults}", .path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// Its faults.
+        faults: Faults,
+    },
+    /// An adapter of another model or plan.
+    #[error("`{}` holds no adapter of `{model}`: {}", .path.display(), .differences.join("; "))]
+    OtherAdapter {
+        /// The folder.
+        path: PathBuf,
+        /// The model.
+        model: String,
+        /// Tensors that are missing or have another shape, and other settings.
+        differences: Vec<String>,
+    },
     /// Weights of another model.
     #[error("`{}` does not hold the weights of `{model}`: {}", .path.display(), .differences.join("; "))]
     Differs {
@@ -42,6 +69,12 @@ impl WeightsError {
     /// Advice, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
+            Self::File { what: "read", path, .. } if path.ends_with(CONFIG) || path.ends_with(TENSORS) => {
+                Some("name a folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes them")
+            }
+            Self::NoModule { .. } => Some("train adapters on matrices that the files hold, or do not save them"),
+            Self::Config { .. } => None,
+            Self::OtherAdapter { .. } => Some("`spipe plan --adapter FOLDER` makes a plan with the adapter's settings"),
             Self::File { what: "read", .. } => {
                 Some("give a `.safetensors` file, or a folder with `model.safetensors` or the index of its parts")
             }

@@ -227,6 +227,11 @@ fn patches(shape: &PatchEmbedding, parameter: &Parameter) -> Option<Place> {
 }
 
 impl Place {
+    /// Number of parameters in the tensor.
+    pub const fn parts(&self) -> usize {
+        self.part.1
+    }
+
     /// The numbers of the parameter from those of the tensor.
     pub fn take(&self, tensor: &[f32]) -> Vec<f32> {
         let [rows, columns] = self.size;

@@ -8,11 +8,15 @@
 //!
 //! A layer's tensors are read when its device receives them.
 
+mod adapters;
 mod error;
 mod layout;
+mod merge;
 mod save;
 
+pub(crate) use adapters::{AdapterFile, prepare as prepare_adapters, save as save_adapters};
 pub use error::WeightsError;
+pub use merge::merge_adapter;
 pub(crate) use save::{prepare, save};
 
 use crate::{

@@ -134,7 +134,7 @@ fn write(out: &mut dyn Write, wholes: &[WholeTensor], numbers: Numbers<'_>) -> i
 }
 
 /// Writes a temporary file, syncs it and renames it.
-fn in_place(path: &Path, fill: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn in_place(path: &Path, fill: &mut dyn FnMut(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
     let temporary = path.with_extension("tmp");
     let written = File::create(&temporary).and_then(|file| {
         let mut out = BufWriter::new(file);
