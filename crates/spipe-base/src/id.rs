@@ -175,7 +175,8 @@ impl<'a, I, T> IntoIterator for &'a IdVec<I, T> {
     }
 }
 
-/// The layers `first..last`, both included, as in files and reports.
+/// The layers `first..last`, both included, as in files and reports; or none, behind a layer: then
+/// `last` is the layer before `first`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LayerRange {
@@ -191,7 +192,11 @@ pub struct ParseRangeError(String);
 impl LayerRange {
     /// Formats the range for a sentence: `layer 4`, `layers 0..3`.
     pub fn in_words(self) -> String {
-        if self.first == self.last { format!("layer {}", self.first.0) } else { format!("layers {self}") }
+        match self.count() {
+            0 => "no layers".into(),
+            1 => format!("layer {}", self.first.0),
+            _ => format!("layers {self}"),
+        }
     }
 
     /// Creates the range from `first` to `last`, both included; `None` if `last` comes before
@@ -200,19 +205,29 @@ impl LayerRange {
         (first <= last).then_some(Self { first, last })
     }
 
+    /// Creates the range of no layers behind `last`: that of a stage which passes on what it receives.
+    pub const fn empty_behind(last: LayerId) -> Self {
+        Self { first: LayerId(last.0 + 1), last }
+    }
+
+    /// Whether no layer belongs to the range.
+    pub fn is_empty(self) -> bool {
+        self.last < self.first
+    }
+
     /// The first layer.
     pub const fn first(self) -> LayerId {
         self.first
     }
 
-    /// The last layer, which belongs to the range.
+    /// The last layer, which belongs to the range; of an empty one, the layer before it.
     pub const fn last(self) -> LayerId {
         self.last
     }
 
-    /// Returns the number of layers; at least one.
+    /// Returns the number of layers.
     pub const fn count(self) -> usize {
-        self.last.index() - self.first.index() + 1
+        self.last.index() + 1 - self.first.index()
     }
 
     /// Whether `layer` belongs to the range.

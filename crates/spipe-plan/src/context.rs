@@ -44,8 +44,12 @@ impl Context<'_> {
     }
 
     /// The part of `layers` that the backward pass covers. `None` in inference, and where no layer
-    /// of the range or before it has trainable parameters.
+    /// of the range or before it has trainable parameters. A stage without layers passes gradients
+    /// on where the layer before it has a backward.
     pub fn backward_of(&self, layers: LayerRange) -> Option<LayerRange> {
+        if layers.is_empty() {
+            return self.passes_gradient(layers).then_some(layers);
+        }
         LayerRange::new(layers.first().max(self.cost.without_backward().into()), layers.last())
     }
 

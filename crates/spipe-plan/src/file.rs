@@ -1,7 +1,7 @@
 //! Plan files: JSON that contains the plan with its model and machine.
 
 use crate::{
-    ExpectedError, Gain, Incumbent, Knobs, MemoryParts, Outcome, OutcomeStatus, Placement, Plan, SearchRecord,
+    ExpectedError, Gain, Incumbent, Knobs, Layout, MemoryParts, Outcome, OutcomeStatus, Placement, Plan, SearchRecord,
     StageFile, System,
 };
 use serde::{Deserialize, Serialize};
@@ -82,6 +82,10 @@ pub struct PlanFile {
     /// stages.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// The stages as a layout of Megatron (`--pipeline-model-parallel-layout`), for `1f1b` and
+    /// `interleaved-1f1b` on GPUs alone. For information only: it follows from the stages.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<String>,
     /// The peak of each memory, by name. For information only: it is computed again when the plan
     /// is read.
     #[serde(default)]
@@ -183,6 +187,7 @@ impl Plan {
             least_bytes: search.least_bytes,
             least_iteration_ms: search.least_iteration_ms,
             devices: self.devices().into_iter().map(|id| self.hardware.devices()[id].name.clone()).collect(),
+            layout: Layout::of(&self.context(), &self.placement).map(|layout| layout.to_string()),
             peak_bytes: self
                 .peaks()
                 .into_iter()

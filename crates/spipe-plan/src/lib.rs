@@ -20,6 +20,7 @@ mod exchange;
 mod file;
 mod footprint;
 mod knob;
+mod layout;
 mod placement;
 mod plan;
 mod remarks;
@@ -38,6 +39,7 @@ pub use footprint::{
     stage_footprint, streamed_device_bytes, transient_boundaries, undo_log,
 };
 pub use knob::Knob;
+pub use layout::{Layout, LayoutPart};
 pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Knobs, Placement};
 pub use plan::{ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord};
 pub use remarks::{

@@ -23,7 +23,8 @@ pub struct StageFile {
     pub device: String,
     /// The first layer.
     pub first_layer: LayerId,
-    /// The last layer, included.
+    /// The last layer, included. A stage without layers, which passes on what it receives, has the
+    /// one before `first-layer`.
     pub last_layer: LayerId,
     /// The treatment of each run of layers, in layer order.
     pub choices: Vec<Choice>,
@@ -71,11 +72,13 @@ impl StageFile {
     /// The stage under the ids of `hardware`.
     pub(crate) fn resolve(&self, hardware: &Hardware) -> Result<Stage, Diagnostic> {
         let device = device(&self.device, hardware)?;
-        let layers = LayerRange::new(self.first_layer, self.last_layer).ok_or_else(|| {
+        let empty = Some(LayerRange::empty_behind(self.last_layer)).filter(|none| none.first() == self.first_layer);
+        let layers = LayerRange::new(self.first_layer, self.last_layer).or(empty).ok_or_else(|| {
             Diagnostic::error(format!(
                 "the first layer {} comes after the last layer {}",
                 self.first_layer, self.last_layer
             ))
+            .hint("a stage without layers has the layer before it as its last layer")
         })?;
         let offload = self.offload_to.as_deref().map(|name| memory(name, hardware)).transpose()?;
         let recomputed = self.recomputed(layers, offload.is_some())?;

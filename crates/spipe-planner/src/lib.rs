@@ -87,6 +87,7 @@ pub use remedies::{Fits, Refused, Remedy, remedies};
 pub use search::{
     NAMES,
     fits::{Fit, fits},
+    given_stages::plan_stages,
     planner,
     portfolio::{generated, plan_all},
 };

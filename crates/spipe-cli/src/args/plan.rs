@@ -53,6 +53,10 @@ pub struct Plan {
     /// as a single device
     #[arg(long, default_value = "auto")]
     pub system: String,
+    /// The stages as a layout of Megatron (--pipeline-model-parallel-layout), such as Et*3|(tt|)*4,tL:
+    /// stage i runs on device i mod P of --devices, or of the machine's GPUs
+    #[arg(long, conflicts_with_all = ["improve", "solve_for", "planner"])]
+    pub layout: Option<String>,
     /// Planner: ilp, dp, greedy, exhaustive or mobius-mip
     #[arg(long, default_value = "ilp")]
     pub planner: String,

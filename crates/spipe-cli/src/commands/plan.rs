@@ -6,7 +6,7 @@ use crate::{
     input, interrupt, output,
     output::Target,
     planning::{
-        self, Found, Least, Request, Watch, pareto, pins, sensitivity,
+        self, Found, Least, Request, Watch, pareto, sensitivity,
         solve_for::{self, Largest, Question},
         task::Task,
     },
@@ -38,11 +38,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let target = what.output.as_deref().map(|path| Target::beside(path, &inputs)).transpose()?;
     let plot = what.plot.as_deref().map(report::fill::Plot::open).transpose()?;
     let task = Task::new(what)?;
-    let whose = (&task.model, &task.hardware, task.template.mode);
-    let pinned = pins::read(&what.pin, (&what.system, &what.microbatch), whose)?;
-    let systems = planning::systems(&pinned.system)?;
-    let auto = pinned.system.trim() == "auto";
-    let systems = planning::training::systems(systems, &task.template, auto)?;
+    let (pinned, systems) = planning::layout::conditions(what, &task)?;
     let task = task.under(what, &systems)?;
     planning::task::idle(what, given, (&task, &systems))?;
     let question = Question {
@@ -135,8 +131,11 @@ fn talk_about(plan: &Plan) {
 }
 
 /// The least memory for some plan, in the time that the search has left, or a tenth of a second
-/// where it counts steps.
+/// where it counts steps. It is not sought for given stages.
 fn least(request: &Request<'_>, found: &Found, watch: &Watch) -> Vec<Least> {
+    if request.pins.given_stages().is_some() {
+        return Vec::new();
+    }
     let left = request.time_limit.saturating_sub(watch.elapsed());
     let limit = if request.effort.is_some() { LEAST_BY_STEPS } else { left.min(MOST_FOR_LEAST) };
     let memories: Vec<_> = found.plan.peaks().into_iter().collect();

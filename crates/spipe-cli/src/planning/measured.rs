@@ -2,9 +2,9 @@
 //! baseline`, and planned as these commands plan.
 
 use super::{
-    Request, pins, search, systems,
+    Request, layout, search,
     task::{self, Task},
-    tensor_data, training, workloads,
+    tensor_data, workloads,
 };
 use crate::{
     Failure, args,
@@ -77,9 +77,7 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         .options(&["solve-for", "sensitivity", "output", "threads"], "in a measured run", "leave it out")
         .refuse()?;
     let task = Task::on(&what, model, hardware)?;
-    let pinned =
-        pins::read(&what.pin, (&what.system, &what.microbatch), (&task.model, &task.hardware, task.template.mode))?;
-    let systems = training::systems(systems(&pinned.system)?, &task.template, pinned.system.trim() == "auto")?;
+    let (pinned, systems) = layout::conditions(&what, &task)?;
     let task = task.under_unfitted(&what, &systems, runtime)?;
     task::idle(&what, &given, (&task, &systems))?;
     let found = search(&Request {

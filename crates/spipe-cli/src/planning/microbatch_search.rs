@@ -288,7 +288,9 @@ fn one_size(
     let evaluator = Watched { evaluator: Evaluator::new(context), watch: request.watch, workload: *workload };
     let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
     let problem = Problem { context, systems, options, evaluator: &evaluator, stop: request.stop };
-    if planner.claim() == Claim::OptimalWithinGap {
+    if request.pins.given_stages().is_some() {
+        spipe_planner::plan_stages(&problem)
+    } else if planner.claim() == Claim::OptimalWithinGap {
         spipe_planner::plan_all(&problem, planner)
     } else {
         planner.plan(&problem)

@@ -7,6 +7,7 @@
 //!                                  sensitivity (10 % more of each resource) ◄─┤
 //!                                                      pareto (less memory) ◄─┘
 //! by_layer   checkpointing layer by layer
+//! layout     the stages of `--layout`, and all conditions of the command line
 //! measured   the plans of measured runs, for `spipe fit`
 //! task       model, machine and workload, from the options of `spipe plan`
 //! tensor_data  the configurations that the options of `spipe baseline` describe
@@ -20,6 +21,7 @@
 mod by_layer;
 mod evaluator;
 mod fits;
+pub mod layout;
 mod least;
 pub mod measured;
 mod microbatch_search;
@@ -145,8 +147,13 @@ impl Found {
         let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
         let own = spipe_planner::SYSTEMS.contains(&solution.placement.system)
             || (request.planner == "mobius-mip" && solution.placement.system == System::Mobius);
+        let planner = match request.pins.given_stages() {
+            Some(_) => "layout",
+            None if own => request.planner,
+            None => "generated",
+        };
         let outcome = Outcome {
-            planner: if own { request.planner.into() } else { "generated".into() },
+            planner: planner.into(),
             status: solution.status,
             objective_ms: Some(solution.bound.to_ms()),
             gap: Some(solution.gap),

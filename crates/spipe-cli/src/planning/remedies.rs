@@ -23,6 +23,9 @@ pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Fai
     if !request.hint {
         return Failure::Infeasible(Diagnostic::error(error.to_string()));
     }
+    if request.pins.given_stages().is_some() {
+        return refusal::failure(error);
+    }
     let (hardware, until) = (request.hardware, Instant::now() + limit.min(MOST));
     let decided = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
         let left = until.saturating_duration_since(Instant::now());

@@ -9,7 +9,7 @@ use spipe_base::{
     SimTime,
     readable::{per_second, percent},
 };
-use spipe_plan::{ExpectedError, OutcomeStatus, System};
+use spipe_plan::{ExpectedError, Layout, OutcomeStatus, System};
 use spipe_planner::{Effort, LARGEST_HEAD_START, Solution};
 
 /// The plan, its rivals and its proof. `front` is the text of the Pareto front, `least` the least
@@ -18,9 +18,12 @@ pub fn human(found: &Found, (front, least): (&str, &[Least]), output: Option<&st
     let gains = found.plan.outcome().map_or(&[][..], |outcome| &outcome.sensitivity);
     let gains = if gains.is_empty() { String::new() } else { format!("\n{}\n", sensitivity::human(gains)) };
     let written = output.map(|path| format!("Plan written to {path}; see it with `spipe simulate {path}`.\n"));
+    let layout = Layout::of(&found.plan.context(), found.plan.placement());
+    let layout = layout.map(|layout| format!("Megatron's `--pipeline-model-parallel-layout`: {layout}\n"));
     format!(
-        "{}\n{}{front}{}\n{}{gains}{}{}\n",
+        "{}\n{}{}{front}{}\n{}{gains}{}{}\n",
         stages::human(&found.plan, least),
+        layout.unwrap_or_default(),
         considered(&found.solution),
         proof(found),
         found.plan.outcome().and_then(|outcome| outcome.expected_error.as_ref()).map(error).unwrap_or_default(),
@@ -66,6 +69,7 @@ fn proof(found: &Found) -> String {
     let which = match found.plan.outcome().map(|outcome| outcome.planner.as_str()) {
         Some("ilp" | "generated") | None => "any plan",
         Some("mobius-mip") => "any plan of system `mobius`",
+        Some("layout") => "any plan with these stages",
         Some(_) => "any plan with one stage on each device",
     };
     let may_be_hybrid = solution.considered.iter().any(|known| known.system == System::Hybrid && known.bound.is_some());

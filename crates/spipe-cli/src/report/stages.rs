@@ -206,10 +206,13 @@ fn listed(run: &[usize], name: impl Fn(usize) -> String) -> String {
     }
 }
 
-/// The layers of a run and their number: `1..23 (23 × 1)`.
+/// The layers of a run and their number: `1..23 (23 × 1)`; `none` of stages without layers.
 fn layers(run: &[usize], stages: &[Stage]) -> String {
     let of = |index: usize| stages[index].layers;
     let (first, last) = (of(run[0]), of(run[run.len() - 1]));
+    if first.is_empty() {
+        return "none".into();
+    }
     let follow = run.windows(2).all(|pair| pair[1] - pair[0] == 1);
     let together = if follow {
         shown(first.first(), last.last())

@@ -15,6 +15,10 @@ pub(crate) fn bind(
 ) -> Result<BTreeMap<DeviceId, Binding>, Faults> {
     let mut faults = Faults::new();
     check_names(program, bindings, &mut faults);
+    if let Some((id, _)) = program.stages().enumerate().find(|(_, stage)| stage.layers.is_empty()) {
+        let fault = Diagnostic::error(format!("stage `{id}` has no layers, and empty stages are simulated alone"));
+        faults.push(fault.hint("plan with layers in every stage"));
+    }
     let mut bound = BTreeMap::new();
     for device in used(program) {
         let name = &program.devices()[device].name;

@@ -53,6 +53,9 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
         if placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_))) {
             refuse("a stage streams its parameters", "nearest: `--pin` without `stream`");
         }
+        if let Some((id, _)) = placement.stages.enumerate().find(|(_, stage)| stage.layers.is_empty()) {
+            refuse(&format!("stage `{id}` has no layers"), "nearest: a layout with layers in every stage");
+        }
         let frozen = placement.stages.enumerate().find(|(_, stage)| context.backward_of(stage.layers).is_none());
         if let Some((id, _)) = frozen.filter(|_| context.workload().mode == Mode::Train) {
             refuse(

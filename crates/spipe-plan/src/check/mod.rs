@@ -6,7 +6,7 @@ mod memory;
 mod sharded;
 mod streamed;
 
-use crate::{Context, Dealing, Family, Placement, Stage, Weights};
+use crate::{Context, Dealing, Family, Placement, Stage, System, Weights};
 use found::Found;
 use spipe_base::{Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
@@ -50,13 +50,13 @@ fn shape(
         faults.push(Diagnostic::error("the plan has no stages"));
         return faults.all.or(());
     }
-    check_cover(context, &placement.stages, &mut faults);
+    check_cover(context, (placement.system, &placement.stages), &mut faults);
     if !placement.backward.is_empty() {
         // In the file, the stages of the backward come after those of the forward.
         let forward = placement.stages.len();
         let behind = |stage: StageId| (position)(StageId::from(stage.index() + forward));
         let mut found = Found { all: Faults::new(), position: &behind };
-        check_cover(context, &placement.backward, &mut found);
+        check_cover(context, (placement.system, &placement.backward), &mut found);
         faults.all.extend(found.all);
     }
     check_devices(context, placement, &mut faults);
@@ -82,8 +82,8 @@ fn shape(
 }
 
 /// Checks that stages are contiguous, disjoint and cover the model.
-fn check_cover(context: &Context<'_>, stages: &IdVec<StageId, Stage>, faults: &mut Found<'_>) {
-    let layers = context.model.layers().len();
+fn check_cover(context: &Context<'_>, (system, stages): (System, &IdVec<StageId, Stage>), faults: &mut Found<'_>) {
+    let (family, layers) = (system.family(), context.model.layers().len());
     let mut next = 0;
     for (id, stage) in stages.enumerate() {
         let first = stage.layers.first().index();
@@ -96,6 +96,9 @@ fn check_cover(context: &Context<'_>, stages: &IdVec<StageId, Stage>, faults: &m
                 ))
                 .hint(format!("start it at layer {next}")),
             );
+        } else if stage.layers.is_empty() && family != Family::Pipeline {
+            let what = format!("stage `{id}` has no layers, but system `{system}` has layers in every stage");
+            faults.push_at(id, Diagnostic::error(what).hint("leave it out, or use system `interleaved-1f1b`"));
         } else if first > next {
             faults.push(Diagnostic::error(format!("layers {next}..{} are in no stage", first - 1)));
         }

@@ -89,7 +89,11 @@ pub(crate) fn refine(
         return (best, examined);
     }
     loop {
-        let neighbours = neighbours(&problem.context, &best.1, problem.options.host_help);
+        let (context, host_help) = (&problem.context, problem.options.host_help);
+        let neighbours = match problem.options.pins.given_stages() {
+            Some(_) => of_same_stages(context, &best.1, host_help),
+            None => neighbours(context, &best.1, host_help),
+        };
         let neighbours = thinned(neighbours, problem.most_neighbours());
         let mut promising = Promising::new((problem, costs), &best.1, neighbours, deadline);
         let mut next: Option<Scored> = None;
@@ -231,6 +235,13 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     list
 }
 
+/// Returns the neighbours with the same layers on the same devices.
+fn of_same_stages(context: &Context<'_>, placement: &Placement, host_offload: bool) -> Vec<Placement> {
+    let choices = other_choices(context, placement, host_offload).into_iter();
+    let stages = choices.map(|stages| Placement { stages: stages.into_iter().collect(), ..placement.clone() });
+    other_knobs(context, placement).into_iter().chain(stages).collect()
+}
+
 /// Moves one, two or four layers over each boundary, either way.
 fn moved_layers(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
@@ -262,7 +273,8 @@ fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: boo
     }
     let system = placement.system;
     let varies = SystemSpec::of(system).recompute_varies();
-    for (index, stage) in placement.stages.as_slice().iter().enumerate() {
+    let stages = placement.stages.as_slice().iter().enumerate();
+    for (index, stage) in stages.filter(|(_, stage)| !stage.layers.is_empty()) {
         let mut others = Vec::new();
         if varies {
             let (now, all) = (stage.recomputed, stage.layers.count());

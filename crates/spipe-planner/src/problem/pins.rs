@@ -25,6 +25,8 @@ pub enum Pin {
     Host(LayerRange, BTreeSet<usize>),
     /// The stage with this index is on one of these devices.
     Stage(usize, BTreeSet<usize>),
+    /// The stages are these, each with its device and its layers, in this order.
+    Stages(Vec<(usize, LayerRange)>),
     /// The system has this knob, at this value.
     Knob(Knob, u64),
 }
@@ -48,6 +50,8 @@ pub struct Pins {
     hosts: BTreeMap<usize, BTreeSet<usize>>,
     pub(crate) stages: BTreeMap<usize, BTreeSet<usize>>,
     pub(crate) knobs: BTreeMap<Knob, u64>,
+    /// All stages, if they are given.
+    given: Option<Vec<(usize, LayerRange)>>,
     /// The list from which the pins were made.
     named: Vec<Named>,
 }
@@ -95,6 +99,14 @@ impl Pins {
                     let one = std::iter::once(*stage);
                     narrow(("stage", &mut pins.stages), one, (devices, words, &mut by), left)?;
                 }
+                Pin::Stages(stages) => {
+                    for (device, layers) in stages {
+                        let (left, one) =
+                            (|layer| format!("layer {layer} is left no device"), BTreeSet::from([*device]));
+                        narrow(("layer", &mut pins.layers), each(layers), (&one, words, &mut by), left)?;
+                    }
+                    pins.given = Some(stages.clone());
+                }
                 Pin::Activations(layers, wanted) => {
                     let both =
                         |layer, one, other| format!("layer {layer} cannot be both {} and {}", verb(one), verb(other));
@@ -133,6 +145,17 @@ impl Pins {
     /// Whether some pin names a layer.
     pub fn count_layers(&self) -> bool {
         self.named.iter().any(|named| !matches!(named.pin, Pin::Stage(..) | Pin::Knob(..)))
+    }
+
+    /// All stages with their devices, if the pins give them.
+    pub fn given_stages(&self) -> Option<&[(usize, LayerRange)]> {
+        self.given.as_deref()
+    }
+
+    /// Whether `placement` has the given stages.
+    fn allows_given(&self, placement: &Placement) -> bool {
+        let stages = placement.stages.iter().map(|stage| (stage.device.index(), stage.layers));
+        self.given.as_ref().is_none_or(|given| given.iter().copied().eq(stages))
     }
 
     /// Whether layer `layer` may be on a device.
@@ -219,7 +242,11 @@ impl Pins {
             _ => self.allow_stage(context, stage, training),
         });
         let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.device.index()).collect();
-        layers && kept && self.allows_devices(&devices) && self.allows_knobs(placement.system, &placement.knobs)
+        layers
+            && kept
+            && self.allows_given(placement)
+            && self.allows_devices(&devices)
+            && self.allows_knobs(placement.system, &placement.knobs)
     }
 
     /// Whether `system` has all pinned knobs.

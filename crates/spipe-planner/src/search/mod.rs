@@ -5,6 +5,7 @@ mod branch_and_bound;
 mod exhaust;
 mod exhaustive;
 pub(crate) mod fits;
+pub(crate) mod given_stages;
 mod heuristics;
 mod mobius;
 pub(crate) mod portfolio;

@@ -34,13 +34,19 @@ pub struct Pinned {
 }
 
 /// Reads the words of `--pin`. `--system` and `--microbatch` count as pins unless they are `auto`.
-pub fn read(
+pub fn read(words: &[String], options: (&str, &str), whose: (&Model, &Hardware, Mode)) -> Result<Pinned, Failure> {
+    read_beside(None, words, options, whose)
+}
+
+/// The same beside a pin that another option is.
+pub fn read_beside(
+    beside: Option<Named>,
     words: &[String],
     (system, microbatch): (&str, &str),
     (model, hardware, mode): (&Model, &Hardware, Mode),
 ) -> Result<Pinned, Failure> {
     let mut faults = Faults::new();
-    let mut named = Vec::new();
+    let mut named: Vec<Named> = beside.into_iter().collect();
     let mut systems = vec![("--system ".to_owned() + system, system.to_owned())];
     let mut microbatches = vec![("--microbatch ".to_owned() + microbatch, microbatch.to_owned())];
     for word in words {
