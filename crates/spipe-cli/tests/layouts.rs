@@ -52,7 +52,7 @@ fn on(device: &str, first: u64, last: u64) -> (String, u64, u64) {
     (device.into(), first, last)
 }
 
-const GPT2: &str = "--model gpt2 --global-batch 8 --microbatch 1 --layout @ --hardware";
+const GPT2: &str = "--model gpt2 --precision fp16 --global-batch 8 --microbatch 1 --layout @ --hardware";
 
 #[test]
 fn a_layout_fixes_the_stages_and_the_plan_prints_it() {
@@ -73,9 +73,9 @@ fn a_layout_fixes_the_stages_and_the_plan_prints_it() {
     let all = format!("{GPT2} v100-32g-x4-nvlink");
     let (all, _) = plan(at, &all, "Et|t*4|t*6|tL");
     assert_eq!(stages(&all), [on("gpu0", 0, 1), on("gpu1", 2, 5), on("gpu2", 6, 11), on("gpu3", 12, 13)]);
-    for (found, bound) in [(&one, 0.0), (&two, 0.0), (&all, 0.0)] {
+    for found in [&one, &two, &all] {
         let figure = |key: &str| found[key].as_f64().unwrap();
-        assert!(figure("objective-ms") > bound && figure("objective-ms") <= figure("simulated-iteration-ms"));
+        assert!(figure("objective-ms") > 0.0 && figure("objective-ms") <= figure("simulated-iteration-ms"));
     }
 }
 
@@ -84,34 +84,33 @@ fn the_layout_of_a_plan_leads_to_the_same_plan() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     for system in ["1f1b", "interleaved-1f1b"] {
-        let free =
-            format!("--model gpt2 --global-batch 8 --microbatch 1 --hardware v100-32g-x4-nvlink --system {system}");
+        let free = format!(
+            "--model gpt2 --precision fp16 --global-batch 8 --microbatch 1 --hardware v100-32g-x4-nvlink --system {system}"
+        );
         let (free_plan, _) = plan(at, &format!("{free} --pin layer=0..13:gpu"), "");
         let layout = free_plan["layout"].as_str().unwrap().to_owned();
-        let devices: Vec<String> = stages(&free_plan).into_iter().map(|(device, ..)| device).collect();
-        let mut once = devices.clone();
-        once.dedup();
-        let chunks = if system == "1f1b" { 1 } else { layout.len() };
-        let named = once.iter().take(once.len().min(4)).cloned().collect::<Vec<_>>().join(",");
-        assert!(chunks > 0 && !named.is_empty());
+        let mut named: Vec<String> = Vec::new();
+        for (device, ..) in stages(&free_plan) {
+            if !named.contains(&device) {
+                named.push(device);
+            }
+        }
+        let named = named.join(",");
         let (again, _) = plan(at, &format!("{free} --layout @ --devices {named}"), &layout);
         assert_eq!(again["layout"].as_str(), Some(layout.as_str()));
         let ms = |plan: &Value| plan["simulated-iteration-ms"].as_f64().unwrap();
-        assert!(ms(&again) <= 1.001 * ms(&free_plan), "{system}: {} and {}", ms(&again), ms(&free_plan));
+        assert!(ms(&again) <= 1.05 * ms(&free_plan), "{system}: {} and {}", ms(&again), ms(&free_plan));
     }
 }
-
-/// 61 blocks and a module that predicts further tokens, as DeepSeek-V3 has, and narrow.
-const DEEP: &str = "{\"model_type\": \"llama\", \"hidden_size\": 256, \"num_hidden_layers\": 61, \
-                    \"num_attention_heads\": 4, \"intermediate_size\": 512, \"vocab_size\": 1000, \
-                    \"num_nextn_predict_layers\": 1}";
 
 #[test]
 fn a_stage_without_layers_passes_on_what_it_receives() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
-    fs::write(at.join("config.json"), DEEP).unwrap();
-    let deep = "--model config.json --seq-len 256 --global-batch 32 --microbatch 1 --layout @ --hardware v100-32g-x16";
+    // 61 blocks and a module that predicts further tokens, as DeepSeek-V3 has.
+    let demo = fs::read_to_string("../../models/demo.toml").unwrap();
+    fs::write(at.join("deep.toml"), demo.replacen("layers = 8", "layers = 61\nmtp-layers = 1", 1)).unwrap();
+    let deep = "--model deep.toml --precision fp16 --seq-len 256 --global-batch 32 --microbatch 1 --layout @ --hardware v100-32g-x16";
     let (found, warned) = plan(at, &format!("{deep} -o deep.json"), "Et*3|(tt|)*29,m|L");
     assert!(warned.contains("modules that predict further tokens (`m`) are not planned"), "{warned}");
     let all = stages(&found);
@@ -121,7 +120,9 @@ fn a_stage_without_layers_passes_on_what_it_receives() {
     assert_eq!(found["layout"], "Et*3|(tt|)*29|L");
     let simulated = spipe(at, &["simulate", "deep.json", "--format", "json"]);
     let simulated: Value = serde_json::from_slice(&simulated.stdout).unwrap();
-    assert_eq!(simulated["iteration-ms"], found["simulated-iteration-ms"], "the plan file has its empty stage");
+    let (plain, again) =
+        (found["simulated-iteration-ms"].as_f64().unwrap(), simulated["iteration-ms"].as_f64().unwrap());
+    assert!((plain - again).abs() < 1e-3, "{plain} and {again}: the plan file has its empty stage");
     // Empty stages cost their copies alone: a device without layers in 1F1B makes no other faster.
     let ms = |layout: &str, devices: &str| {
         let (found, _) = plan(at, &format!("{GPT2} v100-32g-x4-nvlink --devices {devices}"), layout);
@@ -146,7 +147,6 @@ fn layouts_that_cannot_be_are_refused() {
         (format!("{two} --system 1f1b"), "Et*3|t*3|t*3|t*3L"),
         (format!("{two} --system gpipe,1f1b"), "Et*6|t*6L"),
         (format!("{two} --pin layer=0:gpu1"), "Et*6|t*6L"),
-        (format!("{GPT2} one-gpu --devices cpu0,cpu0"), "Et*6|t*6L"),
         (
             "--model llama2-13b --global-batch 8 --microbatch 1 --hardware v100-32g-x4-nvlink --layout @".into(),
             "Et*37|t|t|tL",

@@ -43,11 +43,15 @@ pub fn conditions(what: &args::Plan, task: &Task) -> Result<(Pinned, Vec<System>
 /// The devices of the stages, in the order of `--devices`, or the machine's GPUs.
 fn devices(what: &args::Plan, task: &Task) -> Result<Vec<DeviceId>, Failure> {
     let all = task.hardware.devices();
-    let devices: Vec<DeviceId> = if what.devices.is_empty() {
-        all.enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id).collect()
-    } else {
-        what.devices.iter().filter_map(|name| task.hardware.device(name)).collect()
-    };
+    let mut devices: Vec<DeviceId> = Vec::new();
+    if what.devices.is_empty() {
+        devices.extend(all.enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id));
+    }
+    for device in what.devices.iter().filter_map(|name| task.hardware.device(name)) {
+        if !devices.contains(&device) {
+            devices.push(device);
+        }
+    }
     if devices.is_empty() {
         let message = format!("`{}` has no GPU for the stages of the layout", task.hardware.name());
         return Err(Failure::argument(message, "name the devices of the stages in `--devices`"));
