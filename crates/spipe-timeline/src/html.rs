@@ -8,6 +8,7 @@
 //! | light, dark and printed looks | `html/style.css` |
 //! | the traces and what can be asked of them | `html/model.js` |
 //! | drawing what is visible | `html/view.js` |
+//! | columns that stand for many actions | `html/detail.js` |
 //! | wheel, drag, keys, pointing, choosing | `html/controls.js` |
 //!
 //! The traces are embedded as JSON columns, with one number per span and column, so 50,000 spans
@@ -32,6 +33,7 @@ const PAGE: &str = include_str!("html/page.html");
 const STYLE: &str = concat!(include_str!("html/colors.css"), include_str!("html/style.css"));
 const SCRIPT: &str = concat!(
     include_str!("html/model.js"),
+    include_str!("html/detail.js"),
     include_str!("html/view.js"),
     include_str!("html/controls.js"),
     include_str!("systems/sort.js")

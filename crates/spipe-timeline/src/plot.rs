@@ -40,9 +40,9 @@ const SWATCH: f64 = 26.0;
 /// The width at which names in the legend are broken.
 const NAME: f64 = 260.0;
 const TITLE: Type = Type::new(16.0).bold();
-const NOTE: Type = Type::new(11.0).color([0x55; 3]);
+const NOTE: Type = Type::new(12.0).color([0x55; 3]);
 const LABEL: Type = Type::new(12.0);
-const TICK: Type = Type::new(11.0).color([0x44; 3]);
+const TICK: Type = Type::new(12.0).color([0x44; 3]);
 const GRID: Color = [0xE4; 3];
 const INK: Color = [0x55; 3];
 

@@ -88,7 +88,7 @@ impl<'a> Track<'a> {
     }
 
     /// Returns the spans of a lane, sorted by start, with their indices in the trace.
-    pub(crate) fn spans(&self, lane: LaneId) -> impl Iterator<Item = (u32, &'a Span)> {
+    pub(crate) fn spans(&self, lane: LaneId) -> impl ExactSizeIterator<Item = (u32, &'a Span)> {
         self.spans[lane.index()].iter().map(|index| (*index, &self.trace.spans[*index as usize]))
     }
 

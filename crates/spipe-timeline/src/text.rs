@@ -8,14 +8,15 @@
 //! | bubble of a compute lane | `....` |
 //! | memory | tenths of its capacity (or of its peak): `0` to `9`, and `#` for full |
 //!
-//! A column shows the action that took most of its time.
+//! A column shows the action that took most of its time. In lanes with many actions for each column,
+//! columns have letters alone and show every kind for as long as it takes.
 
 use crate::{
     Picture,
     palette::{Color, Family, cause_color, ink_on},
     scale::{duration, percent, ticks},
     scene::{Scene, Track, clean},
-    strip::Shown,
+    strip::{Run, Shown, is_dense, runs},
 };
 use spipe_base::{Bytes, LaneId, LaneRole, SimTime};
 use spipe_trace::{MemoryTrack, Span, Trace};
@@ -27,6 +28,9 @@ const LEAST: usize = 20;
 const TRANSFER: char = '>';
 /// A column of which short transfers take less than half.
 const LITTLE: char = ',';
+/// The actions and bubbles for each column from which columns stand for many of them; below, the number
+/// of the longest one says more than the shares of all.
+const MANY: usize = 4;
 /// The width of the busy share at the end of a line.
 const SHARE: usize = 9;
 
@@ -232,6 +236,9 @@ impl<'s> Page<'s> {
 
     /// Draws the bars and bubbles of a lane.
     fn bars(&self, track: &Track, lane: LaneId, role: LaneRole) -> Vec<Cell> {
+        if is_dense(track, lane, self.columns * MANY) {
+            return self.columns_of(&runs(track, lane, (self.scene.end, self.columns)));
+        }
         let spans: Vec<&Span> = track.spans(lane).map(|(_, span)| span).collect();
         // Short transfers are shown; short actions between bubbles would hide the bubbles.
         let least = if role == LaneRole::Compute { 2 } else { u64::MAX };
@@ -252,6 +259,19 @@ impl<'s> Page<'s> {
                 }
             }
             column += length;
+        }
+        line
+    }
+
+    /// Draws columns that stand for many actions: letters without numbers.
+    fn columns_of(&self, runs: &[Run]) -> Vec<Cell> {
+        let mut line = vec![Cell { letter: ' ', shown: None }; self.columns];
+        for run in runs {
+            let letter = match run.shown {
+                Shown::Busy(family) => family.letters().0,
+                Shown::Idle(_) => '.',
+            };
+            line[run.from..run.to].fill(Cell { letter, shown: Some(run.shown) });
         }
         line
     }

@@ -54,7 +54,7 @@ fn with_links(hardware: &Hardware, of: LinkKind, (factor, latency): (f64, f64)) 
     }
     edited(hardware, |file| {
         for link in file.link.iter_mut().filter(|link| names.contains(&link.name)) {
-            for rate in [&mut link.up, &mut link.down, &mut link.bandwidth].into_iter().flatten() {
+            for rate in [&mut link.up, &mut link.down, &mut link.bandwidth, &mut link.both].into_iter().flatten() {
                 times(rate, factor);
             }
             link.latency = link.latency.map(|time| Text(time.0 * latency));
@@ -70,6 +70,17 @@ pub fn next_generation(hardware: &Hardware, of: LinkKind) -> Option<Hardware> {
 /// The machine with links of a kind that never limit.
 pub fn boundless(hardware: &Hardware, of: LinkKind) -> Option<Hardware> {
     with_links(hardware, of, (BOUNDLESS, 0.0))
+}
+
+/// The machine whose directions do not share a limit; `None` if none of them do.
+pub fn with_independent_directions(hardware: &Hardware) -> Option<Hardware> {
+    let file = hardware.expanded();
+    let limited = file.link.iter().any(|link| link.both.is_some()) || file.copy.iter().any(|copy| copy.both.is_some());
+    let freed = |file: &mut HardwareFile| {
+        file.link.iter_mut().for_each(|link| link.both = None);
+        file.copy.iter_mut().for_each(|copy| copy.both = None);
+    };
+    limited.then(|| edited(hardware, freed)).flatten()
 }
 
 /// The machine with 25 % more of a memory; `None` for drives and pageable views.

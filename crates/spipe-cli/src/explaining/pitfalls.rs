@@ -10,6 +10,7 @@
 //! | `numa-crossing` | links between sockets never limit |
 //! | `too-many-stages` | two neighbouring stages joined on one of their devices |
 //! | `pcie-3` | links of at most 16 GB/s between GPUs and host with twice the bandwidth |
+//! | `both-directions` | no limit on both directions of a link, or of a pair of memories, together |
 //! | `host-bound-launches` | the host launches kernels at once |
 //! | `no-peer-access` | GPUs read each other's memory |
 //! | `pageable-copies` | host data in pinned memory |
@@ -45,6 +46,7 @@ pub fn pitfalls(explained: Explained<'_>, program: &Program) -> Vec<Pitfall> {
         case.numa_crossing(),
         case.too_many_stages(),
         case.pcie_3(),
+        case.both_directions(),
         case.host_bound_launches(),
         case.no_peer_access(),
         case.pageable_copies(),
@@ -157,6 +159,14 @@ impl Case<'_> {
         let faster = machines::next_generation(self.explained.hardware(), LinkKind::Host)?;
         let words = "links as slow as PCIe 3: check that cards run at their generation and with all lanes";
         self.named("pcie-3", links.join(", "), (self.explained.time_on(&faster), words))
+    }
+
+    fn both_directions(&self) -> Option<Pitfall> {
+        let free = machines::with_independent_directions(self.explained.hardware())?;
+        let limits: Vec<&str> = self.used().into_iter().filter_map(|channel| channel.strip_suffix(".both")).collect();
+        let words = "copies in both directions at once are slower than each alone: let less data go back, \
+                     or move it while nothing comes";
+        self.named("both-directions", limits.join(", "), (self.explained.time_on(&free), words))
     }
 
     fn host_bound_launches(&self) -> Option<Pitfall> {

@@ -10,6 +10,7 @@ use crate::{
     palette::{ALARM, Family, cause_color, ink_on, tint},
     scale::{percent, ticks},
     scene::{Row, Scene, Track},
+    strip::{Run, is_dense, runs},
 };
 use plotters::prelude::DrawingBackend;
 use spipe_base::{LaneId, SimTime};
@@ -28,8 +29,13 @@ pub(super) fn draw<DB: DrawingBackend>(canvas: &Canvas<DB>, scene: &Scene, layou
         for (index, track, lane) in scene.lanes(placed.row) {
             let top = placed.top + layout.track_height * index as f64;
             let strip = Strip { canvas, layout, top, bottom: top + layout.track_height - 1.0 };
-            strip.draw_bubbles(track, lane)?;
-            strip.draw_spans(track, lane)?;
+            let columns = strip.columns();
+            if is_dense(track, lane, columns) {
+                strip.draw_runs(&runs(track, lane, (scene.end, columns)), columns)?;
+            } else {
+                strip.draw_bubbles(track, lane)?;
+                strip.draw_spans(track, lane)?;
+            }
             strip.draw_share(track, lane, placed.row)?;
         }
     }
@@ -91,6 +97,20 @@ struct Strip<'c, 'a, DB: DrawingBackend> {
 }
 
 impl<DB: DrawingBackend> Strip<'_, '_, DB> {
+    /// The thinnest bars that stand beside each other in the plot.
+    fn columns(&self) -> usize {
+        let (left, _, right, _) = self.layout.plot;
+        ((right - left) / self.canvas.grain()) as usize
+    }
+
+    /// Draws columns that stand for all that happens in their time.
+    fn draw_runs(&self, runs: &[Run], columns: usize) -> Result<(), DrawError> {
+        let (left, _, right, _) = self.layout.plot;
+        let x = |column: usize| left + (right - left) * column as f64 / columns as f64;
+        runs.iter()
+            .try_for_each(|run| self.canvas.rect((x(run.from), self.top, x(run.to), self.bottom), run.shown.paint()))
+    }
+
     fn draw_bubbles(&self, track: &Track, lane: LaneId) -> Result<(), DrawError> {
         let mut last = f64::NEG_INFINITY;
         for interval in track.idle(lane) {

@@ -22,6 +22,7 @@ function readTheme() {
   theme.dark = !printing && matchMedia("(prefers-color-scheme: dark)").matches;
   theme.hatch = data.causes.map((cause) => pen.createPattern(hatch(causeColor(cause)), "repeat"));
   theme.tint = data.causes.map((cause) => `${causeColor(cause)}${theme.dark ? "60" : "38"}`);
+  theme.columns = [...data.families.map((family) => packed(familyColor(family), 1)), ...data.causes.map((cause) => packed(causeColor(cause), theme.dark ? 0.38 : 0.22))];
 }
 
 // Dark grey bars would be invisible on a dark page.
@@ -158,6 +159,13 @@ function fits(ink, text, room) {
   return widths.get(key) <= room;
 }
 
+// A text with its end left out where it has no room: letters are never condensed.
+function shortened(ink, text, room) {
+  if (fits(ink, text, room)) return text;
+  const length = after(text.length, (at) => ink.measureText(`${text.slice(0, at + 1)}…`).width, room);
+  return `${text.slice(0, length)}…`;
+}
+
 function paintLanes(ink, width, scroll, height) {
   paintGrid(ink, height);
   const first = after(laneRows.length, (at) => laneRows[at].bottom, scroll);
@@ -169,8 +177,10 @@ function paintLanes(ink, width, scroll, height) {
       tracks.forEach((track) => {
         if (placed.row.lanes[track.index] === null) return;
         const top = placed.top - scroll + track.index * BAR;
-        paintBubbles(ink, track, placed.index, top);
-        paintBars(ink, track, placed.index, top);
+        const dense = isDense(track, placed.index);
+        if (dense) paintColumns(ink, track, placed.index, top);
+        paintBubbles(ink, track, placed.index, top, dense ? WIDE : 0);
+        paintBars(ink, track, placed.index, top, dense ? WIDE : 0);
       });
     }
     paintMarks(ink, height);
@@ -190,12 +200,12 @@ function paintName(ink, width, placed, top) {
     ink.fillStyle = theme.ink;
     ink.textAlign = "left";
     ink.font = `600 12px ${FONT}`;
-    ink.fillText(placed.row.device, 12, middle, DEVICES - 8);
+    ink.fillText(shortened(ink, placed.row.device, DEVICES - 8), 12, middle);
   }
   ink.font = `12px ${FONT}`;
   ink.fillStyle = theme.ink;
   ink.textAlign = "left";
-  ink.fillText(placed.row.short, 12 + DEVICES, middle, LEFT - DEVICES - TRACKS - 20);
+  ink.fillText(shortened(ink, placed.row.short, LEFT - DEVICES - TRACKS - 20), 12 + DEVICES, middle);
   ink.textAlign = "right";
   ink.fillStyle = theme.quiet;
   tracks.forEach((track) => {
@@ -207,7 +217,8 @@ function paintName(ink, width, placed, top) {
   });
 }
 
-function paintBubbles(ink, track, row, top) {
+// Draws the bubbles of a lane that are at least `least` pixels wide.
+function paintBubbles(ink, track, row, top, least) {
   const idle = track.rows[row].idle, bottom = top + BAR - 1;
   ink.font = `12px ${FONT}`;
   ink.textAlign = "center";
@@ -216,6 +227,7 @@ function paintBubbles(ink, track, row, top) {
     if (state.hidden.cause.has(number)) continue;
     const left = Math.max(toX(start), LEFT - 2), right = Math.min(toX(end), LEFT + plotWidth() + 2);
     const cause = data.causes[number], color = causeColor(cause);
+    if (right - left < least) continue;
     if (right - left < 1) {
       ink.fillStyle = color;
       ink.fillRect(left, bottom - 3, 1, 3);
@@ -240,7 +252,8 @@ function paintBubbles(ink, track, row, top) {
   }
 }
 
-function paintBars(ink, track, row, top) {
+// Draws the bars of a lane that are at least `least` pixels wide.
+function paintBars(ink, track, row, top, least) {
   const { spans } = track.rows[row], height = BAR - 1;
   ink.font = `12px ${FONT}`;
   ink.textAlign = "center";
@@ -248,12 +261,23 @@ function paintBars(ink, track, row, top) {
     const span = spans[at], number = track.familyOf(span);
     if (state.hidden.family.has(number)) continue;
     const left = toX(track.start[span]), right = toX(track.end[span]), width = right - left;
+    if (width < least) continue;
     const family = data.families[number];
     ink.fillStyle = familyColor(family);
+    if (width < 0.7) {
+      // Thin ones within one pixel are one column, as high as their share of it.
+      let time = width, count = 1;
+      for (; at + 1 < spans.length; at += 1, count += 1) {
+        const [start, end] = [toX(track.start[spans[at + 1]]), toX(track.end[spans[at + 1]])];
+        if (start >= Math.floor(left) + 1 || end - start >= 0.7) break;
+        time += end - start;
+      }
+      const share = count > 1 ? Math.min(1, time) : 1;
+      ink.fillRect(left, top + height * (1 - share), 0.8, height * share);
+      continue;
+    }
     ink.fillRect(left, top, Math.max(width - (width > 4 ? 1 : 0), 0.8), height);
-    // The others within this pixel would be drawn over each other.
-    if (width < 0.7) at = Math.max(at, track.firstAfter(row, toTime(Math.floor(left) + 1)) - 1);
-    if (width < 8) continue;
+    if (width < WIDE) continue;
     const pattern = patternOf(number, family.ink);
     if (pattern) {
       ink.fillStyle = pattern;
@@ -387,7 +411,7 @@ function paintMemory(ink, memory, top) {
   ink.textAlign = "left";
   ink.font = `600 12px ${FONT}`;
   ink.fillStyle = theme.ink;
-  ink.fillText(memory.name, 12, top + 6, LEFT - 20);
+  ink.fillText(shortened(ink, memory.name, LEFT - 20), 12, top + 6);
   ink.font = `12px ${FONT}`;
   memory.curves.forEach((curve, index) => {
     if (!curve) return;

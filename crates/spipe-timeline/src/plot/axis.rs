@@ -2,6 +2,7 @@
 
 use super::{Axis, Scale};
 use crate::DrawError;
+use spipe_base::readable::grouped;
 
 /// The approximate number of ticks of an axis.
 const MARKS: f64 = 7.0;
@@ -30,8 +31,8 @@ impl Ruler {
         let low = values.iter().copied().fold(f64::INFINITY, f64::min);
         let high = values.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         Ok(match axis.scale {
-            _ if values.is_empty() => linear(0.0, 1.0),
-            Scale::Linear => linear(low, high),
+            _ if values.is_empty() => linear(0.0, 1.0, false),
+            Scale::Linear => linear(low, high, values.iter().all(|value| value.fract().abs() < f64::EPSILON)),
             Scale::Logarithmic => logarithmic(low, high),
         })
     }
@@ -45,22 +46,33 @@ impl Ruler {
     }
 }
 
-/// Returns a linear axis, which starts at zero unless all values are far from it.
-fn linear(low: f64, high: f64) -> Ruler {
+/// Returns a linear axis, which starts at zero unless all values are far from it. Marks between
+/// `whole` numbers would be of things that there are not.
+fn linear(low: f64, high: f64, whole: bool) -> Ruler {
     let low = if low > 0.0 && low < 0.5 * high { 0.0 } else { low };
     let room = if high > low { high - low } else { high.abs().max(1.0) };
-    let (digit, exponent) = nice(room / MARKS);
+    let (digit, exponent) = nice(if whole { (room / MARKS).max(1.0) } else { room / MARKS });
     let step = decimal(digit, exponent);
     let first = (low / step).floor();
     let last = (high / step).ceil().max(first + 1.0);
     let digits = (-exponent).max(0) as usize;
     let mark = |index: i64| {
         let value = (first + index as f64) * step;
-        // Adding zero turns −0 into 0.
-        (value, format!("{:.digits$}", value + 0.0))
+        (value, label(value, digits))
     };
     let marks = (0..=(last - first) as i64).map(mark).collect();
     Ruler { low: first * step, high: last * step, marks, scale: Scale::Linear }
+}
+
+/// Returns `value` with that many decimals, and the thousands of large ones apart.
+fn label(value: f64, digits: usize) -> String {
+    match value.abs() {
+        large if digits == 0 && (1e4..1e15).contains(&large) => {
+            format!("{}{}", if value < 0.0 { "−" } else { "" }, grouped(large.round() as u64))
+        }
+        // Adding zero turns −0 into 0.
+        _ => format!("{:.digits$}", value + 0.0),
+    }
 }
 
 /// Returns a logarithmic axis between the nearest marks (1, 2 or 5 times a power of ten) below and
@@ -74,7 +86,10 @@ fn logarithmic(low: f64, high: f64) -> Ruler {
         all.iter().map(|mark| mark.1).filter(|mark| *mark >= high && *mark > below).fold(f64::INFINITY, f64::min);
     let within: Vec<(u32, f64)> = all.into_iter().filter(|(_, mark)| (below..=above).contains(mark)).collect();
     let every = within.len() <= MOST;
-    let marks = within.iter().filter(|(digit, _)| every || *digit == 1).map(|(_, mark)| (*mark, mark.to_string()));
+    let marks = within
+        .iter()
+        .filter(|(digit, _)| every || *digit == 1)
+        .map(|(_, mark)| (*mark, if *mark < 1e4 { mark.to_string() } else { label(*mark, 0) }));
     Ruler { low: below, high: above, marks: marks.collect(), scale: Scale::Logarithmic }
 }
 
@@ -111,8 +126,14 @@ mod tests {
         assert_eq!(labels(&ruler(&[3.1, 112.0], Scale::Logarithmic)), ["2", "5", "10", "20", "50", "100", "200"]);
         assert_eq!(
             labels(&ruler(&[0.01, 9_000.0], Scale::Logarithmic)),
-            ["0.01", "0.1", "1", "10", "100", "1000", "10000"]
+            ["0.01", "0.1", "1", "10", "100", "1000", "10 000"]
         );
+    }
+
+    #[test]
+    fn counts_have_whole_marks() {
+        assert_eq!(labels(&ruler(&[1.0, 2.0], Scale::Linear)), ["1", "2"]);
+        assert_eq!(labels(&ruler(&[65_220.1, 214_228.0], Scale::Linear))[1..3], ["50 000", "100 000"]);
     }
 
     #[test]

@@ -8,9 +8,9 @@
     return Number.isNaN(number) ? cell.textContent.trim() : number;
   };
   let last = 0, descending = false;
-  [...table.tHead.rows[0].cells].forEach((heading, column) => {
-    heading.tabIndex = 0;
-    const sort = () => {
+  const headings = [...table.tHead.rows[0].cells];
+  headings.forEach((heading, column) => {
+    heading.querySelector("button").addEventListener("click", () => {
       descending = column === last && !descending;
       last = column;
       const rows = [...body.rows];
@@ -20,8 +20,8 @@
         return descending ? -order : order;
       });
       body.append(...rows);
-    };
-    heading.addEventListener("click", sort);
-    heading.addEventListener("keydown", (event) => { if (event.key === "Enter") sort(); });
+      for (const other of headings) other.removeAttribute("aria-sort");
+      heading.setAttribute("aria-sort", descending ? "descending" : "ascending");
+    });
   });
 })();

@@ -43,6 +43,8 @@ struct Words {
     hours: String,
     price: String,
     cost: String,
+    rate: String,
+    per_million: String,
     plan: String,
     memory: Vec<String>,
     provenance: String,
@@ -51,6 +53,12 @@ struct Words {
 /// A typical amount with its range.
 fn interval(range: &spipe_market::Range) -> String {
     format!("{} [{}–{}]", money(range.typical), money(range.low), money(range.high))
+}
+
+/// A number to three significant digits.
+fn three_digits(number: f64) -> String {
+    let digits = if number > 0.0 { (2.0 - number.log10().floor()).clamp(0.0, 9.0) } else { 0.0 };
+    format!("{number:.0$}", digits as usize)
 }
 
 /// Renders the page. `plans` are the plans of machines by their place in the sweep.
@@ -66,6 +74,8 @@ pub fn page(subject: &Subject<'_>, objective: Objective, figures: &[Figure], pla
             hours: Hours(row.hours).to_string(),
             price: interval(&row.price),
             cost: interval(&row.cost_of_job),
+            rate: spipe_base::readable::per_second(row.tokens_per_second),
+            per_million: three_digits(row.cost_per_million_tokens),
             plan: plans.get(&row.index).cloned().unwrap_or_default(),
             memory: row
                 .head_room_bytes

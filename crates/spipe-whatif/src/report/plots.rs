@@ -105,7 +105,7 @@ fn tornado(subject: &Subject<'_>) -> Grid {
             let (low, high) = (cost(first, better), cost(first, worse));
             let stays = if high <= others { "stays the cheapest" } else { "may lose to another" };
             let percent = |cost: f64| (cost / base - 1.0) * 100.0;
-            let text = format!("{:+.1} to {:+.1} %, {stays}", percent(low), percent(high));
+            let text = format!("{:+.1} to {:+.1} %, {stays}", percent(low), percent(high)).replace('-', "−");
             (name.to_owned(), vec![Some(Cell { from: percent(low), to: percent(high), text })])
         })
     });

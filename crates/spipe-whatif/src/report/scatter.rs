@@ -56,7 +56,7 @@ pub(super) fn cost_against_time(subject: &Subject<'_>) -> Option<String> {
     if let Some(deadline) = subject.job.deadline() {
         let x = place(deadline, up.low).0;
         svg.line(((x, top), (x, top + SIZE.1)), ("#d55e00", 1.5));
-        svg.text((x - 4.0, top + 26.0), ("end", 11, "#d55e00"), "deadline");
+        svg.text((x - 4.0, top + 26.0), ("end", 12, "#d55e00"), "deadline");
     }
     for row in rows {
         let colour = if row.front { "#9cc4de" } else { "#dddddd" };
@@ -84,7 +84,7 @@ pub(super) fn cost_against_time(subject: &Subject<'_>) -> Option<String> {
         );
         svg.mark(at, (if row.front { "#0072b2" } else { "#777777" }, true), &tip);
         if row.front || row.rank <= 10 {
-            svg.text((at.0 + 7.0, at.1 - 5.0), ("start", 10, "#222222"), &row.rank.to_string());
+            svg.text((at.0 + 7.0, at.1 - 5.0), ("start", 12, "#222222"), &row.rank.to_string());
         }
     }
     for one in rented {
@@ -101,12 +101,12 @@ fn grid(svg: &mut Svg, (across, up): (&Axis, &Axis), (top, currency): (f64, &str
     for tick in across.ticks() {
         let x = LEFT + across.at(tick) * SIZE.0;
         svg.line(((x, top), (x, bottom)), ("#eeeeee", 1.0));
-        svg.text((x, bottom + 16.0), ("middle", 11, "#444444"), &Hours(tick).to_string());
+        svg.text((x, bottom + 16.0), ("middle", 12, "#444444"), &Hours(tick).to_string());
     }
     for tick in up.ticks() {
         let y = top + (1.0 - up.at(tick)) * SIZE.1;
         svg.line(((LEFT, y), (LEFT + SIZE.0, y)), ("#eeeeee", 1.0));
-        svg.text((LEFT - 8.0, y + 4.0), ("end", 11, "#444444"), &money(tick));
+        svg.text((LEFT - 8.0, y + 4.0), ("end", 12, "#444444"), &money(tick));
     }
     svg.line(((LEFT, bottom), (LEFT + SIZE.0, bottom)), ("#444444", 1.0));
     svg.line(((LEFT, top), (LEFT, bottom)), ("#444444", 1.0));

@@ -18,11 +18,11 @@ impl Svg {
     /// A picture with a heading and smaller lines below it; returns it with the height that they take.
     pub fn new(title: &str, notes: &[String]) -> (Self, f64) {
         let mut svg = Self { body: String::new(), title: title.into() };
-        svg.text((12.0, 22.0), ("start", 15, "#222222"), title);
+        svg.text((12.0, 22.0), ("start", 16, "#222222"), title);
         let mut top = 30.0;
         for note in notes {
-            top += 15.0;
-            svg.text((12.0, top), ("start", 11, "#666666"), note);
+            top += 16.0;
+            svg.text((12.0, top), ("start", 12, "#5c5c5c"), note);
         }
         (svg, top + 12.0)
     }
@@ -115,8 +115,8 @@ impl Grid {
 
     /// Draws the grid.
     pub fn svg(&self) -> String {
-        // About 6 points a letter at this size.
-        let longest = |texts: &mut dyn Iterator<Item = usize>| 6.0 * texts.max().unwrap_or(0) as f64;
+        // About 7 points a letter at this size.
+        let longest = |texts: &mut dyn Iterator<Item = usize>| 7.0 * texts.max().unwrap_or(0) as f64;
         let name = 30.0 + longest(&mut self.rows.iter().map(|(name, _)| name.chars().count()));
         let width = (560.0 / self.columns.len().max(1) as f64).clamp(90.0, 400.0);
         let texts = self.rows.iter().flat_map(|(_, cells)| cells).flatten().map(|cell| cell.text.chars().count());
@@ -124,7 +124,7 @@ impl Grid {
         let (mut svg, top) = Svg::new(&self.title, &self.notes);
         for (column, heading) in self.columns.iter().enumerate() {
             let left = name + column as f64 * (width + room + 8.0);
-            svg.text((left, top + 8.0), ("start", 11, "#666666"), heading);
+            svg.text((left, top + 8.0), ("start", 12, "#5c5c5c"), heading);
             let cells = self.rows.iter().filter_map(|(_, cells)| cells.get(column)?.as_ref());
             let (low, high) = cells.fold((0.0f64, self.whole.unwrap_or(f64::MIN_POSITIVE)), |ends, cell| {
                 (ends.0.min(cell.from.min(cell.to)), ends.1.max(cell.from.max(cell.to)))
@@ -134,13 +134,13 @@ impl Grid {
             for (row, (machine, cells)) in self.rows.iter().enumerate() {
                 let y = top + 16.0 + row as f64 * LINE;
                 if column == 0 {
-                    svg.text((name - 10.0, y + 11.0), ("end", 11, "#222222"), machine);
+                    svg.text((name - 10.0, y + 11.0), ("end", 12, "#222222"), machine);
                 }
                 let Some(Some(cell)) = cells.get(column) else { continue };
                 let (from, to) = (place(cell.from.min(cell.to)), place(cell.from.max(cell.to)));
                 let tip = format!("{machine}: {heading} {}", cell.text);
                 svg.rect((from, y, (to - from).max(1.0), LINE - 5.0), COLOURS[column % COLOURS.len()], &tip);
-                svg.text((to + 4.0, y + 11.0), ("start", 10, "#222222"), &cell.text);
+                svg.text((to + 4.0, y + 11.0), ("start", 12, "#222222"), &cell.text);
             }
             if low < 0.0 {
                 let bottom = top + 16.0 + self.rows.len() as f64 * LINE;

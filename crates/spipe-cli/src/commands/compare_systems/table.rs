@@ -28,7 +28,7 @@ pub fn cells(row: &Compared) -> Vec<(String, Option<f64>)> {
     let bytes = |bytes: Option<Bytes>| bytes.map_or_else(none, |bytes| (bytes.to_string(), Some(bytes.as_f64())));
     let Some(iteration) = row.iteration_ms else { return Vec::new() };
     vec![
-        (format!("{:.3} s", iteration / 1e3), Some(iteration)),
+        (time(iteration), Some(iteration)),
         row.tokens_per_second.map_or_else(none, |rate| (per_second(rate), Some(rate))),
         row.bubble_fraction.map_or_else(none, |share| (percent(share), Some(share))),
         bytes(largest(&row.peak_bytes, "gpu")),
@@ -37,6 +37,11 @@ pub fn cells(row: &Compared) -> Vec<(String, Option<f64>)> {
         row.utilisation.map_or_else(none, |share| (percent(share), Some(share))),
         row.microbatch.map_or_else(none, |size| (size.to_string(), Some(size as f64))),
     ]
+}
+
+/// Milliseconds below a second, otherwise seconds.
+fn time(ms: f64) -> String {
+    if ms < 1e3 { format!("{ms:.2} ms") } else { format!("{:.3} s", ms / 1e3) }
 }
 
 /// The largest peak among the memories of a kind.
