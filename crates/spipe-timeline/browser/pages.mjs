@@ -72,7 +72,7 @@ async function open(name, { width = 1280, height = 900, scheme = "light" } = {})
 
 // On two cores without other work 100,000 spans are drawn in 2 s, and steps of panning take 33 ms in the
 // median and 66 ms at the 95th percentile. Times above this multiple mean a fault, not a busy machine.
-const BUSY = 4;
+const BUSY = 8;
 // The width of A4 less margins of 1 cm at 96 pixels per inch.
 const PAPER = 718;
 const NAMES = ["one", "two", "systems", "evil", "whatif"];

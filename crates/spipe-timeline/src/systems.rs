@@ -110,6 +110,7 @@ struct Strip {
 
 #[derive(Serialize)]
 struct Path {
+    idle: bool,
     color: String,
     name: &'static str,
     d: String,
@@ -162,8 +163,7 @@ impl<'p> Page<'p> {
         }
         let axis = ticks(end, 8);
         let percent = |time: SimTime| 100.0 * time.as_ns() as f64 / end.as_ns() as f64;
-        let entry =
-            |shown: Shown| Entry { color: shown.color(), name: shown.name(), idle: matches!(shown, Shown::Idle(_)) };
+        let entry = |shown: Shown| Entry { color: shown.color(), name: shown.name(), idle: is_idle(shown) };
         Self {
             title: clean(&systems.title),
             notes: systems.notes.iter().map(|note| clean(note)).collect(),
@@ -178,6 +178,10 @@ impl<'p> Page<'p> {
             script: SCRIPT,
         }
     }
+}
+
+const fn is_idle(shown: Shown) -> bool {
+    matches!(shown, Shown::Idle(_))
 }
 
 /// The end of the last thing that a chart of `trace` shows.
@@ -199,7 +203,7 @@ fn chart((index, row): (usize, &SystemRow<'_>), trace: &Trace, (end, shown): (Si
                 opens: device.is_some_and(|device| device != &this.device),
                 paths: paths
                     .into_iter()
-                    .map(|(shown, d)| Path { color: shown.color(), name: shown.name(), d })
+                    .map(|(shown, d)| Path { idle: is_idle(shown), color: shown.color(), name: shown.name(), d })
                     .collect(),
             });
             device = Some(&this.device);
