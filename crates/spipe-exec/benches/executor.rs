@@ -1,25 +1,31 @@
-//! The optimizer's kernel, and the interpreter's overhead on very short actions.
+//! The optimizers' kernels, and the interpreter's overhead on very short actions.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use spipe_exec::{AdamW, Backend, Moments, run};
+use spipe_exec::{Backend, Extent, Numbers, Optimizer, StepSettings, run};
 use std::{hint::black_box, ops::ControlFlow, time::Duration};
 
 #[expect(dead_code, reason = "shared with the tests, which use all of it")]
 #[path = "../tests/executor/machine.rs"]
 mod machine;
 
-/// Bytes moved per parameter: parameter and moments in and out, gradient in.
-const STEP_BYTES: u64 = 28;
-
-fn adamw(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("adamw");
-    for count in [1usize << 16, 1 << 20, 1 << 24] {
-        let (mut parameters, gradients) = (vec![0.5f32; count], vec![0.01f32; count]);
-        let mut moments = Moments::new(count);
-        group.throughput(Throughput::Bytes(STEP_BYTES * count as u64));
-        group.bench_function(BenchmarkId::from_parameter(count), |bencher| {
-            bencher.iter(|| AdamW::default().step(black_box(&mut parameters), &gradients, &mut moments));
-        });
+/// One step of a tensor in f32. The largest fits no cache. Bytes are those that must cross memory: the
+/// gradient in, the parameter and the state in and out.
+fn optimizers(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("optimizer");
+    for kind in Optimizer::EXECUTED {
+        for side in [1usize << 8, 1 << 10, 1 << 12] {
+            let optimizer = Optimizer::new(kind, StepSettings::default()).expect("it is executed");
+            let extent = Extent::whole([side, side]);
+            let count = side * side;
+            let gradients: Vec<f32> = (0..count).map(|index| ((index * 7919) % 1000) as f32 / 1e5 - 5e-3).collect();
+            let (mut parameters, mut state) = (vec![0.5f32; count], optimizer.state(&extent));
+            group.throughput(Throughput::Bytes(12 * count as u64 + 2 * state.bytes()));
+            group.bench_function(BenchmarkId::new(kind.name(), count), |bencher| {
+                bencher.iter(|| {
+                    optimizer.step(black_box(&mut parameters), (Numbers::F32(&gradients), 1.0), &mut state);
+                });
+            });
+        }
     }
     group.finish();
 }
@@ -48,5 +54,5 @@ fn tiny_actions(criterion: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, adamw, tiny_actions);
+criterion_group!(benches, optimizers, tiny_actions);
 criterion_main!(benches);

@@ -4,7 +4,7 @@
 
 use rayon::prelude::*;
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{AdamW, Binding, Data, Exchange, HalfMut, Moments, Numbers, Options, Tokens, reference};
+use spipe_exec::{AdamW, Binding, Data, Exchange, Extent, HalfMut, Numbers, Options, TensorState, Tokens, reference};
 use spipe_hardware::{DramFile, Hardware, HardwareFile, Peak, SocketFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Placement, Plan, Stage, System};
@@ -65,7 +65,7 @@ struct Arrays {
     parameters: Vec<f32>,
     gradients: Vec<f32>,
     narrow: [Vec<burn::tensor::bf16>; 2],
-    moments: Moments,
+    state: TensorState,
     sum: Vec<f32>,
 }
 
@@ -76,7 +76,7 @@ impl Arrays {
             parameters: vec![0.5; count],
             gradients: vec![0.01; count],
             narrow: [narrow(), narrow()],
-            moments: Moments::new(count),
+            state: AdamW::default().state(&Extent::vector(count)),
             sum: vec![0.0; count],
         }
     }
@@ -102,7 +102,7 @@ impl Arrays {
             Exchange::of(Numbers::F32(&self.gradients))
         };
         let start = Instant::now();
-        AdamW::default().step_with(&mut self.parameters, exchange, &mut self.moments);
+        AdamW::default().step_with(&mut self.parameters, exchange, &mut self.state);
         start.elapsed()
     }
 }

@@ -57,7 +57,9 @@ pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tok
 pub use device::{Backend, Binding, DeviceError, Executor, assign_cores, available};
 pub use error::RunError;
 pub use host::{Contention, host_memory};
-pub use optimizer::{AdamW, Decay, Exchange, HalfMut, Moments, Numbers, Schedule, UndoLog};
+pub use optimizer::{
+    AdamW, Decay, Exchange, Extent, HalfMut, Numbers, Optimizer, Schedule, StepSettings, TensorState, UndoLog,
+};
 pub use options::Options;
 pub use persist::{
     checkpoint::{Checkpoint, CheckpointError, Checkpoints, Newest},

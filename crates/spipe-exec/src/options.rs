@@ -2,7 +2,7 @@
 
 use crate::{
     device::Binding,
-    optimizer::{AdamW, Schedule},
+    optimizer::{Schedule, StepSettings},
     persist::checkpoint::{Checkpoint, Checkpoints},
 };
 use std::path::PathBuf;
@@ -16,8 +16,8 @@ pub struct Options {
     pub steps: u32,
     /// Seed of parameters and batches.
     pub seed: u64,
-    /// The optimizer.
-    pub optimizer: AdamW,
+    /// The settings of the steps of the plan's optimizer.
+    pub optimizer: StepSettings,
     /// The schedule of the learning rate.
     pub schedule: Schedule,
     /// Whether the report carries the gradients of the first step.
@@ -43,7 +43,7 @@ impl Options {
             bindings,
             steps: 1,
             seed: 0,
-            optimizer: AdamW::default(),
+            optimizer: StepSettings::default(),
             schedule: Schedule::default(),
             keep_gradients: false,
             checkpoints: None,

@@ -12,10 +12,10 @@ use crate::{
         },
         passes::{self, Layers, Outputs, Seed},
     },
-    optimizer::{self, Moments, Numbers, sum_of_squares},
+    optimizer::{Extent, Numbers, TensorState, step as step_all, sum_of_squares},
     options::Options,
     report::{Gradient, Outputs as Found},
-    runtime::{Hooks, Job, Lengths, all_prompts, bind, inference, named_gradients},
+    runtime::{Hooks, Job, Lengths, all_prompts, bind, inference, named_gradients, optimizer},
 };
 use burn::tensor::{Tensor, TensorData};
 use spipe_base::{Diagnostic, LayerId};
@@ -48,8 +48,10 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
     let reading = Reading::of(context.model);
     let WholeModel { units, device_context, shapes, mut parameters, executor } =
         WholeModel::new(plan, program, options)?;
-    let mut moments: Vec<Vec<Moments>> =
-        units.iter().zip(&shapes).map(|(unit, shapes)| moments(&shapes[..unit.trained()])).collect();
+    let optimizer = optimizer(plan, options)?;
+    let state = |parameter: &Parameter| optimizer.state(&Extent::whole(parameter.shape));
+    let of = |(unit, shapes): (&Unit, &Vec<Parameter>)| shapes[..unit.trained()].iter().map(state).collect();
+    let mut states: Vec<Vec<TensorState>> = units.iter().zip(&shapes).map(of).collect();
     let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
     let (microbatches, sequences) = (context.workload().microbatches as usize, context.workload().microbatch as usize);
     let delayed = program
@@ -88,20 +90,15 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
         let gradients = if delayed { before.replace(gradients) } else { Some(gradients) };
         if let Some(gradients) = gradients {
             let factor = context.workload().clip_norm.map_or(1.0, |clip| clip.factor(norm(&gradients)));
-            let change = optimizer::adam_w(options.optimizer.in_step(options.schedule, (step, options.steps)), factor);
+            let now = optimizer.in_step(options.schedule, (step, options.steps));
             let (trained, frozen) = split_trained(&units, parameters);
-            let stepped =
-                device_context.compute(|| optimizer::step(trained, gradients, &mut moments, change)).map_err(failed)?;
-            parameters = joined(stepped, frozen);
+            let step = || step_all(&now, trained, (gradients, factor), &mut states);
+            parameters = joined(device_context.compute(step).map_err(failed)?, frozen);
         }
         result.losses.push(loss);
         result.durations.push(start.elapsed());
     }
     Ok(result)
-}
-
-fn moments(shapes: &[Parameter]) -> Vec<Moments> {
-    shapes.iter().map(|shape| Moments::new(shape.count())).collect()
 }
 
 /// The norm of all gradients.

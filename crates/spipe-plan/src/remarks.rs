@@ -22,12 +22,12 @@ use std::collections::BTreeMap;
 /// optimizers than AdamW, and other formats than those of plain mixed precision.
 pub fn beyond_plain_training(context: &Context<'_>) -> Option<Diagnostic> {
     let adapters = context.model.lora().map(|lora| format!("adapters of rank {}", lora.rank));
-    planned_only(context, adapters.into_iter().collect())
+    planned_only(context, adapters.into_iter().collect(), &[Optimizer::Adamw])
 }
 
-/// The part of a plan's training that is planned and simulated, but not executed. Plain adapters are
-/// executed.
-pub fn beyond_execution(context: &Context<'_>) -> Option<Diagnostic> {
+/// The part of a plan's training that is planned and simulated, but not executed, where `optimizers`
+/// are. Plain adapters are executed.
+pub fn beyond_execution(context: &Context<'_>, optimizers: &[Optimizer]) -> Option<Diagnostic> {
     let mut parts = Vec::new();
     if let Some(lora) = context.model.lora() {
         parts.extend(lora.dora.then(|| "magnitudes of adapters (DoRA)".to_owned()));
@@ -36,19 +36,20 @@ pub fn beyond_execution(context: &Context<'_>) -> Option<Diagnostic> {
         let infers = context.workload().mode != Mode::Train;
         parts.extend(infers.then(|| "adapters that are not trained".to_owned()));
     }
-    planned_only(context, parts)
+    planned_only(context, parts, optimizers)
 }
 
 /// The refusal of `parts`, and of optimizers and formats that are planned only.
-fn planned_only(context: &Context<'_>, mut parts: Vec<String>) -> Option<Diagnostic> {
+fn planned_only(context: &Context<'_>, mut parts: Vec<String>, optimizers: &[Optimizer]) -> Option<Diagnostic> {
     let workload = context.workload();
     let formats = &workload.formats;
     if let Some(base) = formats.base {
         parts.push(format!("a base stored as {base}"));
     }
     if workload.mode == Mode::Train {
-        if workload.optimizer != Optimizer::Adamw {
-            parts.push(format!("the optimizer `{}`", workload.optimizer));
+        if !optimizers.contains(&workload.optimizer) {
+            let known: Vec<&str> = optimizers.iter().map(|optimizer| optimizer.name()).collect();
+            parts.push(format!("the optimizer `{}` instead of {}", workload.optimizer, known.join(", ")));
         }
         if (Formats { base: None, ..*formats }) != Formats::PLAIN {
             parts.push("other formats of states, gradients or master copies".into());

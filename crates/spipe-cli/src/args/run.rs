@@ -48,7 +48,7 @@ pub struct Run {
     /// CPU backend: ndarray
     #[arg(long, default_value = "ndarray")]
     pub backend: String,
-    /// Learning rate of AdamW
+    /// Learning rate of the plan's optimizer
     #[arg(long, default_value_t = 1e-3, allow_negative_numbers = true, value_parser = rate)]
     pub learning_rate: f64,
     /// Steps over which the learning rate rises from 0
@@ -57,7 +57,7 @@ pub struct Run {
     /// Decay of the learning rate after the warm-up, until the end of the run
     #[arg(long, value_enum, default_value_t = Decay::Constant)]
     pub decay: Decay,
-    /// Weight decay of AdamW
+    /// Weight decay, as a multiple of the learning rate
     #[arg(long, default_value_t = 0.01, allow_negative_numbers = true, value_parser = rate)]
     pub weight_decay: f64,
     /// Seed of the parameters and of the order of the data

@@ -11,7 +11,7 @@ use crate::{
     running::{Run, checkpoints::Persistence, data, execute, tokenizer::Encoding},
 };
 use spipe_cost::Mode;
-use spipe_exec::{AdamW, Schedule};
+use spipe_exec::{Schedule, StepSettings};
 
 /// The options of training.
 const OF_TRAINING: [&str; 10] = [
@@ -58,7 +58,7 @@ pub fn run(what: &args::Run, given: &Given, format: Format) -> Result<(), Failur
         bindings: executors::bindings(&plan, &what.bindings, backend)?,
         steps: what.steps,
         seed: what.seed,
-        optimizer: AdamW { lr: what.learning_rate, weight_decay: what.weight_decay, ..AdamW::default() },
+        optimizer: StepSettings { lr: what.learning_rate, weight_decay: what.weight_decay },
         schedule: Schedule { warmup_steps: what.warmup_steps, decay: what.decay.into() },
         persistence: Persistence::new(what)?,
     };

@@ -6,7 +6,7 @@ use super::{
     tokenizer::Encoding,
 };
 use crate::{Failure, args::Format, output};
-use spipe_exec::{AdamW, Binding, Data, Options, Report, Schedule};
+use spipe_exec::{Binding, Data, Options, Report, Schedule, StepSettings};
 use spipe_model::{Attention, LayerKind};
 use spipe_plan::Plan;
 use spipe_schedule::Program;
@@ -22,7 +22,7 @@ pub struct Run<'a> {
     pub bindings: Vec<Binding>,
     pub steps: u32,
     pub seed: u64,
-    pub optimizer: AdamW,
+    pub optimizer: StepSettings,
     pub schedule: Schedule,
     pub persistence: Persistence,
 }

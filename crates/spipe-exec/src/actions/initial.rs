@@ -5,7 +5,7 @@ use crate::{
     actions::store::{DeviceState, HostLayer, Instance, State, Value},
     device::transfer::to_device,
     nn::layers::Parameter,
-    optimizer::{DeviceMoments, Moments},
+    optimizer::{DeviceMoments, Extent, TensorState},
     stored::to_dtype,
     task_error::TaskError,
 };
@@ -61,20 +61,21 @@ impl Interpreter<'_> {
             };
             masters = layers.iter().map(master).collect::<Result<Vec<_>, TaskError>>()?;
         }
-        let moments = layers.iter().map(|layer| self.moments(buffer, layer)).collect::<Result<Vec<_>, TaskError>>()?;
+        let tensors =
+            layers.iter().map(|layer| self.states_of(buffer, layer)).collect::<Result<Vec<_>, TaskError>>()?;
         let master = (!masters.is_empty()).then_some(masters);
         let Some(device) = self.keeps_state(buffer) else {
-            return Ok(Value::State(Box::new(State { master, moments, squares: 0.0 })));
+            return Ok(Value::State(Box::new(State { master, tensors, squares: 0.0 })));
         };
         let device = &self.contexts[&device].device;
-        let tensors = |layer: HostLayer| layer.into_iter().map(|data| to_device(data, device)).collect();
-        let moved = |(layer, moments): (LayerId, Vec<Moments>)| {
+        let masters = |layer: HostLayer| layer.into_iter().map(|data| to_device(data, device)).collect();
+        let moved = |(layer, states): (LayerId, Vec<TensorState>)| {
             let shapes = self.units[layer.index()].parameters().into_iter().map(|parameter| parameter.shape);
-            moments.into_iter().zip(shapes).map(|(moments, shape)| DeviceMoments::new(moments, shape, device)).collect()
+            states.iter().zip(shapes).map(|(state, shape)| DeviceMoments::new(state, shape, device)).collect()
         };
         Ok(Value::DeviceState(Box::new(DeviceState {
-            master: master.map(|layers| layers.into_iter().map(tensors).collect()),
-            moments: layers.iter().zip(moments).map(moved).collect(),
+            master: master.map(|layers| layers.into_iter().map(masters).collect()),
+            tensors: layers.iter().zip(tensors).map(moved).collect(),
             squares: 0.0,
         })))
     }
@@ -102,7 +103,7 @@ impl Interpreter<'_> {
         Ok(held)
     }
 
-    fn trained_parameters(&self, layer: LayerId) -> Vec<Parameter> {
+    pub(super) fn trained_parameters(&self, layer: LayerId) -> Vec<Parameter> {
         let unit = &self.units[layer.index()];
         unit.parameters().into_iter().take(unit.trained()).collect()
     }
@@ -129,12 +130,13 @@ impl Interpreter<'_> {
         self.units[layer.index()].parameters().iter().enumerate().take(count).map(tensor).collect()
     }
 
-    /// The moments of a layer's trained parameters.
-    fn moments(&self, buffer: BufferId, layer: LayerId) -> Result<Vec<Moments>, TaskError> {
+    /// The states of a layer's trained parameters.
+    fn states_of(&self, buffer: BufferId, layer: LayerId) -> Result<Vec<TensorState>, TaskError> {
         let parameters = self.trained_parameters(layer);
         let of = |parameter: &Parameter| {
             let part = self.numbers_in(buffer, parameter.count());
-            self.initial_state.moments(layer, parameter, part)
+            let extent = Extent { shape: parameter.shape, part };
+            self.initial_state.state(layer, parameter, (&self.training.optimizer, &extent))
         };
         parameters.iter().map(of).collect()
     }

@@ -30,7 +30,7 @@ use crate::{
     device::{DeviceContext, transfer::copy_as},
     inference::Inference,
     nn::layers::{Reading, Unit},
-    optimizer::{AdamW, Schedule},
+    optimizer::{Optimizer, Schedule},
     persist::checkpoint::InitialState,
     stored::{Stored, StoredTensors, all_to_host},
     task_error::TaskError,
@@ -77,9 +77,9 @@ pub(crate) struct Inputs<'a> {
 }
 
 /// Settings of optimizer steps.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Training {
-    pub optimizer: AdamW,
+    pub optimizer: Optimizer,
     pub schedule: Schedule,
     /// Number of steps, including those before the checkpoint that the run resumes from.
     pub steps: u32,
@@ -140,7 +140,7 @@ impl Interpreter<'_> {
     }
 
     /// The optimizer with the learning rate of an iteration.
-    fn optimizer_in(&self, iteration: u32) -> AdamW {
+    fn optimizer_in(&self, iteration: u32) -> Optimizer {
         self.training
             .optimizer
             .in_step(self.training.schedule, (self.initial_state.step() + iteration, self.training.steps))

@@ -9,7 +9,7 @@ use crate::{
     },
     device::transfer::copy,
     nn::{Matrix, Tensors, layers::joined},
-    optimizer::{self, AdamW, DeviceParameter, Exchange, Moments, sums_of_squares},
+    optimizer::{self, AdamW, DeviceParameter, Optimizer, TensorState, sums_of_squares},
     stored::{all_on, all_own, all_to_host, numbers, store_all, to_dtype},
     task_error::{NotFinite, TaskError},
 };
@@ -52,7 +52,9 @@ impl Interpreter<'_> {
             Task::Step(step) if step.state == state => Some(step),
             _ => None,
         })?;
-        let discrete_memory = self.contexts.get(&step.device).is_some_and(|context| context.discrete_memory);
+        let on_devices = self.training.optimizer.on_devices().is_some();
+        let discrete_memory =
+            on_devices && self.contexts.get(&step.device).is_some_and(|context| context.discrete_memory);
         let here =
             |buffer: &BufferId| self.program.buffers()[*buffer].memory == self.program.devices()[step.device].memory;
         let computed_here = |buffer: &BufferId| here(buffer) && self.computed_on[*buffer] == Some(step.device);
@@ -80,7 +82,8 @@ impl Interpreter<'_> {
             Some(verdict) => verdict.factor(),
             None => self.if_finite(step, context.compute(|| sums_of_squares(sum.iter().flatten()))??)?,
         };
-        let (scale, optimizer) = (self.scale(iteration), self.optimizer_in(iteration));
+        let scale = self.scale(iteration);
+        let optimizer = self.optimizer_in(iteration).on_devices().ok_or("the optimizer runs on cores only")?;
         let after = match factor {
             Some(factor) => {
                 context.compute(|| step_layers(&optimizer, before, (sum, scale.recip() * factor), &mut state))?
@@ -111,7 +114,7 @@ impl Interpreter<'_> {
         let (before, frozen) = self.split_trained(buffer, self.store.take_tensors(parameters)?)?;
         let (before, sum) = (wide(before)?, wide(self.store.take_tensors(gradients)?)?);
         let sum = self.with_injected_nan(iteration, self.layers_of(step.state)?, sum);
-        let mut moments = self.store.take_state(state)?;
+        let mut held = self.store.take_state(state)?;
         let factor = match self.verdict(iteration) {
             Some(verdict) => verdict.factor(),
             // Without a loss scale, gradients are finite if the loss is.
@@ -120,14 +123,14 @@ impl Interpreter<'_> {
         let stepped = match factor {
             Some(factor) => {
                 let factor = self.scale(iteration).recip() * factor;
-                let change = optimizer::adam_w(self.optimizer_in(iteration), factor);
-                context.compute(|| optimizer::step(before, sum, &mut moments.moments, change))?
+                let optimizer = self.optimizer_in(iteration);
+                context.compute(|| optimizer::step(&optimizer, before, (sum, factor), &mut held.tensors))?
             }
             None => before,
         };
         let mut outcome = Outcome { held: vec![(gradients, Bytes::ZERO)], ..Outcome::default() };
         self.put(&mut outcome, parameters, Value::Tensors(joined(store_all(stepped, FloatDType::F32), frozen)));
-        self.put(&mut outcome, state, Value::State(Box::new(moments)));
+        self.put(&mut outcome, state, Value::State(Box::new(held)));
         Ok(outcome)
     }
 
@@ -156,9 +159,9 @@ impl Interpreter<'_> {
                 let optimizer = self.optimizer_in(iteration);
                 let gradients = sum.iter().map(|(_, layer)| layer);
                 context.compute(|| {
-                    let mut layers = parameters.iter_mut().zip(gradients).zip(&mut state.moments);
-                    layers.try_for_each(|(((_, parameters), gradients), moments)| {
-                        step_layer(&optimizer, Arc::make_mut(parameters), (gradients, factor), moments)
+                    let mut layers = parameters.iter_mut().zip(gradients).zip(&mut state.tensors);
+                    layers.try_for_each(|(((_, parameters), gradients), states)| {
+                        step_layer(&optimizer, Arc::make_mut(parameters), (gradients, factor), states)
                     })
                 })??;
             }
@@ -303,12 +306,14 @@ impl Interpreter<'_> {
         if state.squares.is_finite() {
             let (factor, optimizer) = (self.scale(iteration).recip(), self.optimizer_in(iteration));
             self.contexts[&step.device].compute(|| {
-                let layers = parameters.iter_mut().zip(&gradients).zip(&mut state.moments);
-                for (((_, parameters), (_, gradients)), moments) in layers {
-                    let tensors = Arc::make_mut(parameters).iter_mut().zip(gradients.iter()).zip(moments);
-                    for ((parameter, gradient), moments) in tensors {
+                let layers = parameters.iter_mut().zip(&gradients).zip(&mut state.tensors);
+                for (((_, parameters), (_, gradients)), states) in layers {
+                    let tensors = Arc::make_mut(parameters).iter_mut().zip(gradients.iter()).zip(states);
+                    for ((parameter, gradient), state) in tensors {
                         let parameters = parameter.as_mut_slice::<f32>().map_err(TaskError::device)?;
-                        optimizer.undo(parameters, (numbers(gradient)?, factor), moments);
+                        if !optimizer.undo(parameters, (numbers(gradient)?, factor), state) {
+                            return Err("the optimizer's steps have no inverse".into());
+                        }
                     }
                 }
                 Ok::<(), TaskError>(())
@@ -330,7 +335,7 @@ fn step_layers(
     let masters = state.master.take();
     let (is_half, mut masters) = (masters.is_some(), masters.into_iter().flatten());
     let (mut after, mut kept) = (Vec::new(), Vec::new());
-    for ((tensors, gradients), moments) in before.into_iter().zip(gradients).zip(&mut state.moments) {
+    for ((tensors, gradients), moments) in before.into_iter().zip(gradients).zip(&mut state.tensors) {
         let master = masters.next().unwrap_or_default();
         if gradients.is_empty() {
             after.push(tensors);
@@ -356,15 +361,14 @@ fn step_layers(
 
 /// One step of a layer in host memory, with gradients times `factor`.
 fn step_layer(
-    optimizer: &AdamW,
+    optimizer: &Optimizer,
     parameters: &mut HostLayer,
     (gradients, factor): (&HostLayer, f32),
-    moments: &mut [Moments],
+    states: &mut [TensorState],
 ) -> Result<(), TaskError> {
-    for ((parameter, gradient), moments) in parameters.iter_mut().zip(gradients).zip(moments) {
+    for ((parameter, gradient), state) in parameters.iter_mut().zip(gradients).zip(states) {
         let parameters = parameter.as_mut_slice::<f32>().map_err(TaskError::device)?;
-        let exchange = Exchange { factor, ..Exchange::of(numbers(gradient)?) };
-        optimizer.step_with(parameters, exchange, moments);
+        optimizer.step(parameters, (numbers(gradient)?, factor), state);
     }
     Ok(())
 }
@@ -381,9 +385,9 @@ fn with_nan(tensors: &HostLayer) -> HostLayer {
 
 /// A copy of everything that a step changes.
 fn copy_of(state: &State, parameters: &[(LayerId, Arc<HostLayer>)]) -> StepLog {
-    let layer = |((_, layer), moments): (&(LayerId, Arc<HostLayer>), &Vec<Moments>)| {
-        layer.iter().take(moments.len()).map(copy).collect()
+    let layer = |((_, layer), states): (&(LayerId, Arc<HostLayer>), &Vec<TensorState>)| {
+        layer.iter().take(states.len()).map(copy).collect()
     };
-    let parameters = parameters.iter().zip(&state.moments).map(layer).collect();
+    let parameters = parameters.iter().zip(&state.tensors).map(layer).collect();
     StepLog { state: state.clone(), parameters }
 }

@@ -9,6 +9,7 @@ use crate::{
         Tensors, float,
         layers::{Parameter, Unit},
     },
+    optimizer::Extent,
     persist::checkpoint::LossScale,
     stored::{StoredTensors, all_on},
     task_error::{NotFinite, TaskError},
@@ -127,16 +128,16 @@ impl Interpreter<'_> {
         Ok(if narrow { self.numerics.half } else { DType::F32 })
     }
 
-    /// Whether an optimizer's state holds f32 parameters beside the moments, which take 8 bytes for
-    /// each.
+    /// Whether an optimizer's state holds f32 parameters, of 4 bytes each, beside its own buffers.
     pub(super) fn has_master(&self, state: BufferId) -> Result<bool, TaskError> {
         let held = &self.program.buffers()[state];
-        let trained = |unit: &Unit| 0..unit.trained();
-        let numbers: usize = self.layers_of(state)?.iter().map(|layer| self.numbers(layer, trained)).sum();
+        let (layers, trained) = (self.layers_of(state)?, |unit: &Unit| 0..unit.trained());
+        let numbers: usize = layers.iter().map(|layer| self.numbers(layer, trained)).sum();
+        let own = |parameter: Parameter| self.training.optimizer.state_bytes(&Extent::whole(parameter.shape));
+        let own: u64 = layers.iter().flat_map(|layer| self.trained_parameters(layer)).map(own).sum();
+        let bytes = held.bytes.get() * held.part.map_or(1, |part| u64::from(part.of));
         // Adapters are f32 everywhere; plans count a 16-bit cast of them with the state.
-        Ok(numbers > 0
-            && !self.trains_adapters()
-            && held.bytes.get() * held.part.map_or(1, |part| u64::from(part.of)) >= 10 * numbers as u64)
+        Ok(numbers > 0 && !self.trains_adapters() && bytes >= own + 2 * numbers as u64)
     }
 
     /// Number of parameters of a layer, in those of its tensors that `of` selects.

@@ -6,7 +6,7 @@ use crate::{
         Matrix,
         passes::{PendingBackward, SavedActivations, Tracked},
     },
-    optimizer::{DeviceMoments, Moments},
+    optimizer::{DeviceMoments, TensorState},
     stored::{Cache, Stored, StoredPair, StoredTensors, matrix_bytes},
     task_error::TaskError,
 };
@@ -53,11 +53,12 @@ pub(crate) enum Value {
 /// Optimizer state of some layers in host memory; in the memory of a device it is a
 /// [`DeviceState`].
 #[derive(Clone, Debug)]
-pub(crate) struct State<T = TensorData, M = Moments> {
+pub(crate) struct State<T = TensorData, M = TensorState> {
     /// The parameters in f32, if they are 16 bits wide elsewhere. A layer that is not trained has
     /// no entry.
     pub master: Option<Vec<Vec<T>>>,
-    pub moments: Vec<Vec<M>>,
+    /// By layer and tensor; none of layers that are not trained.
+    pub tensors: Vec<Vec<M>>,
     /// The sum of the squares of the last speculative step's gradients. If it is not finite, the
     /// step changed nothing.
     pub squares: f64,
@@ -72,11 +73,14 @@ pub(crate) trait StateView {
     /// The parameters in f32; none if they are f32 elsewhere.
     fn master(&self, place: (usize, usize)) -> Result<Option<Vec<f32>>, TaskError>;
 
-    /// The moments; none if the tensor is not trained.
-    fn moments(&self, place: (usize, usize)) -> Result<Option<Moments>, TaskError>;
+    /// The state of a tensor; none if it is not trained.
+    fn tensor(&self, place: (usize, usize)) -> Result<Option<TensorState>, TaskError>;
 
     /// Whether the tensor is trained.
     fn trains(&self, place: (usize, usize)) -> bool;
+
+    /// Number of steps in the state of a layer; none if it is not trained.
+    fn steps(&self, layer: usize) -> Option<u32>;
 
     /// The sum of the squares of the last speculative step's gradients.
     fn squares(&self) -> f64;
@@ -99,30 +103,51 @@ impl ToHost<Vec<f32>> for Matrix {
     }
 }
 
-impl ToHost<Moments> for Moments {
-    fn to_host(&self) -> Result<Moments, TaskError> {
+impl ToHost<TensorState> for TensorState {
+    fn to_host(&self) -> Result<TensorState, TaskError> {
         Ok(self.clone())
     }
 }
 
-impl ToHost<Moments> for DeviceMoments {
-    fn to_host(&self) -> Result<Moments, TaskError> {
+impl ToHost<TensorState> for DeviceMoments {
+    fn to_host(&self) -> Result<TensorState, TaskError> {
         Self::to_host(self)
     }
 }
 
-impl<T: ToHost<Vec<f32>>, M: ToHost<Moments>> StateView for State<T, M> {
+/// The number of steps in the state of a tensor.
+trait Steps {
+    fn steps(&self) -> u32;
+}
+
+impl Steps for TensorState {
+    fn steps(&self) -> u32 {
+        Self::steps(self)
+    }
+}
+
+impl Steps for DeviceMoments {
+    fn steps(&self) -> u32 {
+        Self::steps(self)
+    }
+}
+
+impl<T: ToHost<Vec<f32>>, M: ToHost<TensorState> + Steps> StateView for State<T, M> {
     fn master(&self, (layer, tensor): (usize, usize)) -> Result<Option<Vec<f32>>, TaskError> {
         let found = self.master.as_ref().and_then(|layers| layers.get(layer)?.get(tensor));
         found.map(ToHost::to_host).transpose()
     }
 
-    fn moments(&self, (layer, tensor): (usize, usize)) -> Result<Option<Moments>, TaskError> {
-        self.moments.get(layer).and_then(|layer| layer.get(tensor)).map(ToHost::to_host).transpose()
+    fn tensor(&self, (layer, tensor): (usize, usize)) -> Result<Option<TensorState>, TaskError> {
+        self.tensors.get(layer).and_then(|layer| layer.get(tensor)).map(ToHost::to_host).transpose()
     }
 
     fn trains(&self, (layer, tensor): (usize, usize)) -> bool {
-        self.moments.get(layer).is_some_and(|layer| layer.len() > tensor)
+        self.tensors.get(layer).is_some_and(|layer| layer.len() > tensor)
+    }
+
+    fn steps(&self, layer: usize) -> Option<u32> {
+        self.tensors.get(layer).and_then(|layer| layer.first()).map(Steps::steps)
     }
 
     fn squares(&self) -> f64 {
@@ -168,14 +193,14 @@ impl Value {
 
 impl State {
     fn bytes(&self) -> Bytes {
-        let moments = Bytes::new(self.moments.iter().flatten().map(Moments::bytes).sum());
-        moments + host_bytes(self.master.iter().flatten())
+        let tensors = Bytes::new(self.tensors.iter().flatten().map(TensorState::bytes).sum());
+        tensors + host_bytes(self.master.iter().flatten())
     }
 }
 
 impl DeviceState {
     fn bytes(&self) -> Bytes {
-        let moments = self.moments.iter().flatten().flat_map(DeviceMoments::tensors);
+        let moments = self.tensors.iter().flatten().flat_map(DeviceMoments::tensors);
         moments.chain(self.master.iter().flatten().flatten()).map(matrix_bytes).sum()
     }
 }

@@ -4,7 +4,7 @@
 use super::Interpreter;
 use crate::{
     actions::store::{Instance, StateView, Value},
-    optimizer::Moments,
+    optimizer::TensorState,
     persist::checkpoint::{LossScale, TrainingState},
     task_error::TaskError,
 };
@@ -108,12 +108,21 @@ impl TrainingState for Interpreter<'_> {
         Ok(copies.into_iter().flat_map(|(_, _, numbers)| numbers).collect())
     }
 
-    fn moments(&self, layer: LayerId, index: usize) -> Result<Option<Moments>, TaskError> {
+    fn state(&self, layer: LayerId, index: usize) -> Result<Option<TensorState>, TaskError> {
         let mut parts = Vec::new();
         for (at, place) in self.states(layer) {
-            parts.extend(self.look_at_state(at, |kept| kept.moments((place, index)))?);
+            parts.extend(self.look_at_state(at, |kept| kept.tensor((place, index)))?);
         }
-        Ok(Moments::joined(parts))
+        Ok(TensorState::joined(parts))
+    }
+
+    fn steps(&self, layer: LayerId) -> Result<Option<u32>, TaskError> {
+        for (at, place) in self.states(layer) {
+            if let Some(steps) = self.look_at_state(at, |kept| Ok(kept.steps(place)))? {
+                return Ok(Some(steps));
+            }
+        }
+        Ok(None)
     }
 
     fn waiting_gradient(&self, layer: LayerId, index: usize) -> Result<Option<Vec<f32>>, TaskError> {

@@ -7,7 +7,7 @@ use super::{
 use crate::{
     device::transfer,
     nn::{Matrix, cast, kernels},
-    optimizer::{self, AdamW, DeviceMoments, DeviceParameter, Moments},
+    optimizer::{self, AdamW, DeviceMoments, DeviceParameter, Extent, Optimizer, StepSettings},
 };
 use burn::tensor::{Device, Tensor, TensorData};
 use rayon::prelude::*;
@@ -227,18 +227,19 @@ fn optimizer_rate((device, discrete_memory): (&Device, bool), clock: &mut Clock)
     let shape = [STEPPED >> 10, 1 << 10];
     let filled = || filled(device, shape);
     let numbers = transfer::numbers(&filled());
-    let (adam, moments) = (AdamW::default(), Moments::new(STEPPED));
+    let (adam, state) = (AdamW::default(), AdamW::default().state(&Extent::whole(shape)));
     let mut step: Box<dyn FnMut(Matrix)> = if discrete_memory {
         let held = DeviceParameter::new(filled(), None);
-        let mut state = Some((held, DeviceMoments::new(moments, shape, device)));
+        let mut state = Some((held, DeviceMoments::new(&state, shape, device)));
         Box::new(move |gradient| {
             state = state.take().map(|(held, moments)| adam.step_on_device(held, (gradient, 1.0), moments));
         })
     } else {
-        let (mut parameters, mut moments) = (vec![vec![filled()]], [vec![moments]]);
+        let (mut parameters, mut states) = (vec![vec![filled()]], [vec![state]]);
+        let optimizer = Optimizer::adamw(StepSettings::default());
         Box::new(move |gradient| {
             let before = std::mem::take(&mut parameters);
-            parameters = optimizer::step(before, vec![vec![gradient]], &mut moments, optimizer::adam_w(adam, 1.0));
+            parameters = optimizer::step(&optimizer, before, (vec![vec![gradient]], 1.0), &mut states);
         })
     };
     let sample = repeat(clock.take(1), || {

@@ -3,7 +3,7 @@
 
 #[cfg(feature = "cube")]
 use super::fused;
-use super::{AdamW, Moments, kernel::Scalars};
+use super::{AdamW, TensorState, kernel::Scalars};
 use crate::{
     device::transfer,
     nn::{Matrix, cast, float},
@@ -47,21 +47,27 @@ impl DeviceParameter {
 }
 
 impl DeviceMoments {
-    /// `moments` of a tensor of that shape, on `device`.
-    pub fn new(moments: Moments, shape: [usize; 2], device: &Device) -> Self {
-        let there = |numbers| transfer::to_device(TensorData::new(numbers, shape), device);
-        Self { first: there(moments.first), second: there(moments.second), steps: moments.steps }
+    /// The moments of a tensor of that shape, on `device`.
+    pub fn new(state: &TensorState, shape: [usize; 2], device: &Device) -> Self {
+        let numbers = state.numbers();
+        let there = |index: usize| transfer::to_device(TensorData::new(numbers[index].clone(), shape), device);
+        Self { first: there(0), second: there(1), steps: state.steps() }
     }
 
     /// A copy in host memory.
     ///
     /// # Errors
     /// A failure of the device.
-    pub fn to_host(&self) -> Result<Moments, TaskError> {
+    pub fn to_host(&self) -> Result<TensorState, TaskError> {
         let numbers = transfer::all_to_host([&self.first, &self.second])?;
         let mut numbers = numbers.into_iter().map(|data| data.try_into_vec().map_err(TaskError::device));
         let mut next = || numbers.next().unwrap_or_else(|| Err("the device has left out a copy".into()));
-        Ok(Moments { first: next()?, second: next()?, steps: self.steps })
+        Ok(TensorState::from_numbers(vec![next()?, next()?], self.steps))
+    }
+
+    /// Number of steps in them.
+    pub const fn steps(&self) -> u32 {
+        self.steps
     }
 
     /// Both tensors.

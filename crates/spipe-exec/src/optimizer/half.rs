@@ -84,7 +84,7 @@ impl<'a> HalfMut<'a> {
 }
 
 /// A number that a step converts to f32.
-pub(super) trait Wide: Copy {
+pub(super) trait Wide: Copy + Send + Sync {
     fn wide(self) -> f32;
 }
 

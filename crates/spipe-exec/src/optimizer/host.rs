@@ -1,41 +1,36 @@
-//! AdamW on tensors in host memory.
+//! Steps on tensors in host memory.
 
-use super::{AdamW, Exchange, Moments, Numbers};
+use super::{Numbers, Optimizer, TensorState};
 use crate::nn::{Matrix, Tensors};
 use burn::tensor::Tensor;
 
-/// Applies `change` to every tensor of `parameters`, with its gradient and moments. Layers without
-/// gradients stay as they are.
+/// One step of every tensor of `parameters`, with its gradient times `factor` and its state. Layers
+/// without gradients stay as they are. A tensor that nobody else holds is updated in place.
 pub(crate) fn step(
+    optimizer: &Optimizer,
     parameters: Tensors,
-    gradients: Tensors,
-    moments: &mut [Vec<Moments>],
-    change: impl Fn(Matrix, Matrix, &mut Moments) -> Matrix,
+    (gradients, factor): (Tensors, f32),
+    states: &mut [Vec<TensorState>],
 ) -> Tensors {
-    let layers = parameters.into_iter().zip(gradients).zip(moments);
+    let layers = parameters.into_iter().zip(gradients).zip(states);
     layers
-        .map(|((parameters, gradients), moments)| {
+        .map(|((parameters, gradients), states)| {
             if gradients.is_empty() {
                 return parameters;
             }
-            let tensors = parameters.into_iter().zip(gradients).zip(moments);
-            tensors.map(|((parameter, gradient), moments)| change(parameter, gradient, moments)).collect()
+            let tensors = parameters.into_iter().zip(gradients).zip(states);
+            tensors.map(|((parameter, gradient), state)| one(optimizer, parameter, (gradient, factor), state)).collect()
         })
         .collect()
 }
 
-/// AdamW in host memory, with gradients times `factor`. If nobody else holds a tensor, it is
-/// updated in place.
-pub(crate) fn adam_w(adam: AdamW, factor: f32) -> impl Fn(Matrix, Matrix, &mut Moments) -> Matrix {
-    move |parameter, gradient, moments| {
-        let device = parameter.device();
-        let (mut data, gradient) = (parameter.into_data(), gradient.into_data());
-        {
-            let parameters = data.as_mut_slice::<f32>().expect("parameters are f32");
-            let gradients = gradient.as_slice::<f32>().expect("gradients are f32");
-            let exchange = Exchange { factor, ..Exchange::of(Numbers::F32(gradients)) };
-            adam.step_with(parameters, exchange, moments);
-        }
-        Tensor::from_data(data, &device)
+fn one(optimizer: &Optimizer, parameter: Matrix, (gradient, factor): (Matrix, f32), state: &mut TensorState) -> Matrix {
+    let device = parameter.device();
+    let (mut data, gradient) = (parameter.into_data(), gradient.into_data());
+    {
+        let parameters = data.as_mut_slice::<f32>().expect("parameters are f32");
+        let gradients = gradient.as_slice::<f32>().expect("gradients are f32");
+        optimizer.step(parameters, (Numbers::F32(gradients), factor), state);
     }
+    Tensor::from_data(data, &device)
 }

@@ -1,4 +1,4 @@
-//! The arithmetic of a step, and its inverse.
+//! The arithmetic of a step of AdamW, and its inverse.
 
 use super::{
     AdamW,
@@ -39,7 +39,7 @@ impl Scalars {
 }
 
 /// Parameters, first and second moments of the same numbers.
-pub(super) type State<'a> = [&'a mut [f32]; 3];
+type State<'a> = super::pieces::State<'a, 3>;
 
 /// Updates parameters and moments, and writes the new parameters to `weights` in 16 bits.
 pub(super) fn step(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>, weights: Option<HalfMut<'_>>) {

@@ -1,6 +1,6 @@
 //! The tasks of a step.
 
-use super::{HalfMut, Numbers, kernel::State};
+use super::{HalfMut, Numbers};
 use rayon::prelude::*;
 
 /// Elements per task at most: four arrays of this size fit the second-level cache of a core.
@@ -15,22 +15,25 @@ const LINE: usize = 64;
 /// Elements per block with a log: few enough to stay in the first-level cache until they are used.
 const BLOCK: usize = 1 << 10;
 
+/// Parameters, then the buffers of their state, of the same numbers.
+pub(super) type State<'a, const N: usize> = [&'a mut [f32]; N];
+
 /// The same range of all arrays of a step.
-pub(super) struct Piece<'a> {
-    pub state: State<'a>,
+pub(super) struct Piece<'a, const N: usize> {
+    pub state: State<'a, N>,
     pub gradients: Numbers<'a>,
     pub weights: Option<HalfMut<'a>>,
-    pub log: Option<State<'a>>,
+    pub log: Option<State<'a, N>>,
 }
 
-impl<'a> Piece<'a> {
+impl<'a, const N: usize> Piece<'a, N> {
     /// The whole range.
     ///
     /// # Panics
     /// If the lengths differ.
-    pub fn new(state: State<'a>, gradients: Numbers<'a>) -> Self {
+    pub fn new(state: State<'a, N>, gradients: Numbers<'a>) -> Self {
         let same = state.iter().all(|part| part.len() == gradients.len());
-        assert!(same, "parameters, gradients and moments differ in length");
+        assert!(same, "parameters, gradients and state differ in length");
         Self { state, gradients, weights: None, log: None }
     }
 
@@ -71,7 +74,7 @@ impl<'a> Piece<'a> {
 
     /// Applies `change`; with a log block by block, each of which is copied to the log while it is
     /// in the first-level cache.
-    pub fn change(self, change: impl Fn(State<'_>, Numbers<'_>, Option<HalfMut<'_>>)) {
+    pub fn change(self, change: impl Fn(State<'_, N>, Numbers<'_>, Option<HalfMut<'_>>)) {
         let mut rest = self;
         while !rest.gradients.is_empty() {
             let most = if rest.log.is_some() { BLOCK } else { usize::MAX };
@@ -86,9 +89,10 @@ impl<'a> Piece<'a> {
     }
 }
 
-fn split_state(state: State<'_>, count: usize) -> [State<'_>; 2] {
-    let [parameters, first, second] = state.map(|part| part.split_at_mut(count));
-    [[parameters.0, first.0, second.0], [parameters.1, first.1, second.1]]
+fn split_state<const N: usize>(state: State<'_, N>, count: usize) -> [State<'_, N>; 2] {
+    let mut both = state.map(|part| part.split_at_mut(count));
+    let first = both.each_mut().map(|(first, _)| std::mem::take(first));
+    [first, both.map(|(_, second)| second)]
 }
 
 fn halves<T>(both: Option<[T; 2]>) -> [Option<T>; 2] {

@@ -5,7 +5,7 @@
 //! | [`UndoLog`] | 12 bytes per parameter | every bit |
 //! | [`AdamW::undo`] | none, if the gradients still exist | all but rounding errors |
 
-use super::{AdamW, Moments, Numbers, kernel, kernel::Scalars, pieces, pieces::Piece};
+use super::{AdamW, Numbers, TensorState, kernel, kernel::Scalars, pieces, pieces::Piece};
 use rayon::prelude::*;
 
 /// Parameters and moments before a step.
@@ -38,10 +38,11 @@ impl UndoLog {
     ///
     /// # Panics
     /// If the lengths differ.
-    pub fn roll_back(&self, parameters: &mut [f32], moments: &mut Moments) {
-        moments.steps = self.steps;
+    pub fn roll_back(&self, parameters: &mut [f32], state: &mut TensorState) {
+        state.steps = self.steps;
         let saved = [&self.parameters, &self.first, &self.second];
-        for (to, from) in [parameters, &mut moments.first, &mut moments.second].into_iter().zip(saved) {
+        let [first, second] = state.numbers_mut();
+        for (to, from) in [parameters, first, second].into_iter().zip(saved) {
             assert_eq!(to.len(), from.len(), "the log is of other parameters");
             let chunks = to.par_chunks_mut(pieces::CHUNK).zip(from.par_chunks(pieces::CHUNK));
             chunks.for_each(|(to, from)| to.copy_from_slice(from));
@@ -59,12 +60,12 @@ impl AdamW {
     ///
     /// # Panics
     /// If the lengths differ, or if no step was made.
-    pub fn undo(&self, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), moments: &mut Moments) {
-        assert!(moments.steps > 0, "there is no step to take back");
-        let scalars = Scalars { factor, ..Scalars::new(self, moments.steps) };
-        moments.steps -= 1;
-        let state = [parameters, &mut moments.first, &mut moments.second];
-        Piece::new(state, gradients).tasks().for_each(|piece| {
+    pub fn undo(&self, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), state: &mut TensorState) {
+        assert!(state.steps > 0, "there is no step to take back");
+        let scalars = Scalars { factor, ..Scalars::new(self, state.steps) };
+        state.steps -= 1;
+        let [first, second] = state.numbers_mut();
+        Piece::new([parameters, first, second], gradients).tasks().for_each(|piece| {
             piece.change(|state, gradients, _| kernel::undo(scalars, state, gradients));
         });
     }
@@ -73,7 +74,7 @@ impl AdamW {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::Exchange;
+    use crate::optimizer::{Exchange, Extent};
     use proptest::prelude::*;
 
     proptest! {
@@ -83,7 +84,7 @@ mod tests {
             with_injected_nan in prop::sample::select(vec![1.0f32, f32::NAN, f32::INFINITY]),
         ) {
             let (mut parameters, gradients): (Vec<f32>, Vec<f32>) = start.into_iter().unzip();
-            let mut moments = Moments::new(parameters.len());
+            let mut moments = AdamW::default().state(&Extent::vector(parameters.len()));
             AdamW::default().step(&mut parameters, &gradients, &mut moments);
             let before = (parameters.clone(), moments.clone());
             let mut log = UndoLog::new(parameters.len());
@@ -103,7 +104,7 @@ mod tests {
         ) {
             let adam = AdamW { lr, ..AdamW::default() };
             let (mut parameters, gradients): (Vec<f32>, Vec<f32>) = start.into_iter().unzip();
-            let mut moments = Moments::new(parameters.len());
+            let mut moments = AdamW::default().state(&Extent::vector(parameters.len()));
             for _ in 1..steps {
                 adam.step(&mut parameters, &gradients, &mut moments);
             }
@@ -115,8 +116,8 @@ mod tests {
                 now.iter().zip(before).all(|(now, before)| (now - before).abs() <= 4.0 * f32::EPSILON * before.abs().max(scale))
             };
             prop_assert!(near(&parameters, &before.0, 2.0));
-            prop_assert!(near(&moments.first, &before.1.first, 1.0));
-            prop_assert!(near(&moments.second, &before.1.second, 1.0));
+            prop_assert!(near(&moments.numbers()[0], &before.1.numbers()[0], 1.0));
+            prop_assert!(near(&moments.numbers()[1], &before.1.numbers()[1], 1.0));
         }
     }
 }

@@ -29,31 +29,69 @@ pub(crate) struct Entry {
 impl Entry {
     /// Bytes of its numbers.
     pub fn bytes(&self) -> u64 {
-        4 * self.shape.iter().product::<usize>() as u64
+        self.stored_bytes(Dtype::F32) as u64
+    }
+
+    fn stored_bytes(&self, dtype: Dtype) -> usize {
+        let each = if dtype == Dtype::U8 { 1 } else { 4 };
+        each * self.shape.iter().product::<usize>()
     }
 }
 
-/// Writes a file. `numbers(i)` returns the numbers of `entries[i]`; it is called once for each, in
-/// ascending order.
+impl Stored {
+    const fn dtype(&self) -> Dtype {
+        match self {
+            Self::F32(_) => Dtype::F32,
+            Self::U8(_) => Dtype::U8,
+        }
+    }
+}
+
+/// Numbers of a tensor of a file.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Stored {
+    F32(Vec<f32>),
+    U8(Vec<u8>),
+}
+
+/// Writes a file of f32 tensors. `numbers(i)` returns the numbers of `entries[i]`; it is called once
+/// for each, in ascending order.
 pub(crate) fn write(
     out: &mut dyn Write,
     entries: &[Entry],
     numbers: &mut dyn FnMut(usize) -> Result<Vec<f32>, TaskError>,
 ) -> io::Result<()> {
+    let entries: Vec<(Entry, Dtype)> = entries.iter().map(|entry| (entry.clone(), Dtype::F32)).collect();
+    write_stored(out, &entries, &mut |index| numbers(index).map(Stored::F32))
+}
+
+/// Writes a file of tensors of f32 and of bytes, as [`write`] does.
+pub(crate) fn write_stored(
+    out: &mut dyn Write,
+    entries: &[(Entry, Dtype)],
+    numbers: &mut dyn FnMut(usize) -> Result<Stored, TaskError>,
+) -> io::Result<()> {
     let mut place = 0;
-    let described = entries.iter().map(|entry| {
-        let end = place + entry.bytes() as usize;
-        let info = TensorInfo { dtype: Dtype::F32, shape: entry.shape.clone(), data_offsets: (place, end) };
+    let described = entries.iter().map(|(entry, dtype)| {
+        let end = place + entry.stored_bytes(*dtype);
+        let info = TensorInfo { dtype: *dtype, shape: entry.shape.clone(), data_offsets: (place, end) };
         place = end;
         (entry.name.clone(), info)
     });
     write_header(out, described.collect())?;
-    for (index, entry) in entries.iter().enumerate() {
+    for (index, (entry, dtype)) in entries.iter().enumerate() {
         let numbers = numbers(index).map_err(io::Error::other)?;
-        if 4 * numbers.len() as u64 != entry.bytes() {
-            return Err(io::Error::other(format!("`{}` has {} numbers", entry.name, numbers.len())));
+        let count = match &numbers {
+            Stored::F32(numbers) => numbers.len(),
+            Stored::U8(numbers) => numbers.len(),
+        };
+        if count != entry.shape.iter().product::<usize>() || *dtype != numbers.dtype() {
+            return Err(io::Error::other(format!("`{}` has {count} numbers", entry.name)));
         }
-        write_numbers(out, &numbers)?;
+        match numbers {
+            Stored::F32(numbers) => write_numbers(out, &numbers)?,
+            Stored::U8(numbers) => out.write_all(&numbers)?,
+        }
     }
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::{
     error::RunError,
     inference::Inference,
     nn::layers::{Parameter, Reading, Unit, inferring_units, units},
+    optimizer::Optimizer,
     options::Options,
     persist::{
         checkpoint::{Checkpoint, CheckpointError, Identity, InitialState, NamedLayer, OptimizerSettings},
@@ -21,8 +22,10 @@ use crate::{
 };
 use burn::tensor::DType;
 use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId};
+use spipe_cost::Mode;
 use spipe_model::Precision;
 use spipe_plan::{Plan, beyond_execution};
+use spipe_schedule::{Buffer, Content, Program};
 use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
 
 /// A run that is ready to start.
@@ -41,6 +44,16 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
     let Checked { units, tasks, bound } = check(job, inference.is_none())?;
     let (initial_state, warnings) = initial_state((plan, data), &units, options)?;
     let contexts = open(plan, &bound, hooks)?;
+    let optimizer = optimizer(plan, options)?;
+    let on_gpu = |task: &Task| {
+        let context = if let Task::Step(step) = task { contexts.get(&step.device) } else { None };
+        context.is_some_and(|context| context.discrete_memory && !context.emulated)
+    };
+    if optimizer.on_devices().is_none() && tasks.iter().any(on_gpu) {
+        let fault = Diagnostic::error(format!("a step of `{}` runs on processor cores only", optimizer.kind()));
+        let hint = "plan optimizer steps on a socket, or bind the device to `emulated`";
+        return Err(RunError::Unsupported(fault.hint(hint).into()));
+    }
     let scales = LossScales::new(workload.precision, initial_state.loss_scale());
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
     let stores_half = |device: &&DeviceId| context.cost.storage(**device) != Precision::Fp32;
@@ -58,7 +71,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
             inference,
         },
         training: Training {
-            optimizer: options.optimizer,
+            optimizer,
             schedule: options.schedule,
             steps: options.steps,
             clip_norm: workload.clip_norm,
@@ -92,7 +105,7 @@ struct Checked {
 fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     let Job { plan, program, data, options, .. } = *job;
     let context = plan.context();
-    if let Some(fault) = beyond_execution(&context) {
+    if let Some(fault) = beyond_execution(&context, &Optimizer::EXECUTED) {
         return Err(RunError::Unsupported(fault.into()));
     }
     let mut faults = Faults::new();
@@ -100,6 +113,11 @@ fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
     let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
     let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
+    if trains {
+        let optimizer = optimizer(plan, options)?;
+        let beyond = beyond_optimizer(program, &tasks, &optimizer);
+        beyond.into_iter().for_each(|fault| faults.push(fault));
+    }
     let saves = options.checkpoints.is_some() || options.resume.is_some() || options.save_weights.is_some();
     if saves && !trains {
         let fault = Diagnostic::error("nothing is trained that a checkpoint or saved weights could hold");
@@ -124,6 +142,46 @@ fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
         weights::prepare_adapters(folder, context.model, &units)?;
     }
     Ok(Checked { units, tasks, bound })
+}
+
+/// The plan's optimizer. Inference has none, and gets AdamW, which takes no step.
+///
+/// # Errors
+/// An optimizer that is planned and simulated only.
+pub(crate) fn optimizer(plan: &Plan, options: &Options) -> Result<Optimizer, RunError> {
+    let context = plan.context();
+    let workload = context.workload();
+    if workload.mode != Mode::Train {
+        return Ok(Optimizer::adamw(options.optimizer));
+    }
+    let refused = || beyond_execution(&context, &Optimizer::EXECUTED).map(Into::into).unwrap_or_default();
+    Optimizer::new(workload.optimizer, options.optimizer).ok_or_else(|| RunError::Unsupported(refused()))
+}
+
+/// The fault of a program that asks of the optimizer what it cannot do.
+fn beyond_optimizer(program: &Program, tasks: &IdVec<ActionId, Task>, optimizer: &Optimizer) -> Option<Diagnostic> {
+    let (name, buffers) = (optimizer.kind(), program.buffers());
+    let is_shared = |buffer: &Buffer| {
+        let parts = buffer.part.map_or(1, |part| part.of);
+        matches!(buffer.content, Content::OptimizerState(_)) && parts > 1
+    };
+    let by_arithmetic = |task: &Task| match task {
+        Task::Rollback { undo, .. } => !matches!(buffers[*undo].content, Content::UndoLog(_)),
+        _ => false,
+    };
+    if optimizer.needs_whole_tensors() && buffers.iter().any(is_shared) {
+        let message =
+            format!("the plan shares tensors' states over devices, and a step of `{name}` needs whole tensors");
+        let hint = "plan with another optimizer, or for a system that shares no tensor";
+        return Some(Diagnostic::error(message).hint(hint));
+    }
+    if tasks.iter().any(by_arithmetic) && !optimizer.has_inverse() {
+        let message = format!("the plan takes back steps by arithmetic, and a step of `{name}` has no inverse");
+        return Some(
+            Diagnostic::error(message).hint("plan without `arithmetic-undo`: an undo log takes back any step"),
+        );
+    }
+    None
 }
 
 /// Opens all devices, which must compute in their storage types.
@@ -197,18 +255,21 @@ pub(crate) fn resumed(
         .iter()
         .enumerate()
         .map(|(layer, (_, parameters))| (LayerId::from(layer), &parameters[..trained(parameters)]));
-    let untrained = state.untrained(trained.filter(|(layer, _)| context.cost.trained_parameters(*layer) > 0));
+    let optimizer = optimizer(plan, options)?;
+    let trained = trained.filter(|(layer, _)| context.cost.trained_parameters(*layer) > 0);
+    let untrained = state.untrained(trained, &optimizer);
     if let (Some(first), more) = (untrained.first(), untrained.len().saturating_sub(1)) {
         let name = &layers[first.index()].0;
         let layers = if more == 0 { format!("layer `{name}`") } else { format!("layer `{name}` and {more} more") };
-        warnings.push(format!("the checkpoint did not train {layers}: moments begin at zero there"));
+        warnings.push(format!("the checkpoint did not train {layers}: its optimizer begins anew there"));
     }
     Ok((state, warnings))
 }
 
 /// The identity of a run, which its checkpoints carry.
 pub(crate) fn identity(plan: &Plan, data: &Data, options: &Options) -> Identity {
-    let settings = OptimizerSettings::new(options.optimizer, options.schedule, options.steps);
+    let kind = plan.context().workload().optimizer;
+    let settings = OptimizerSettings::new(kind, options.optimizer, options.schedule, options.steps);
     Identity::new(plan, data, options.seed, settings)
 }
 

@@ -133,7 +133,8 @@ pub(crate) fn perform<'a>(
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
         let resumed = options.resume.as_ref().map(Checkpoint::step);
-        Writer::open((place, resumed), identity(plan, data, options), layers, hooks.disk)
+        let optimizer = interpreter.training.optimizer.clone();
+        Writer::open((place, resumed), (identity(plan, data, options), optimizer), layers, hooks.disk)
     });
     let writer = writer.transpose()?;
     let program_index = ProgramIndex::new(program);

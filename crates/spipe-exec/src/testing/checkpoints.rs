@@ -201,7 +201,7 @@ fn every_learning_rate_can_be_resumed() {
     let case = Case::default();
     let folder = tempfile::tempdir().unwrap();
     let with_rate = |options: Options| {
-        let optimizer = crate::optimizer::AdamW { lr: 0.000_424_264_068_711_928_44, ..options.optimizer };
+        let optimizer = crate::optimizer::StepSettings { lr: 0.000_424_264_068_711_928_44, ..options.optimizer };
         Options { optimizer, ..options }
     };
     train(&case, &with_rate(writing(&case, 2, folder.path()))).unwrap();

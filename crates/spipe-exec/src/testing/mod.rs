@@ -7,6 +7,7 @@ mod failures;
 #[path = "../../tests/executor/machine.rs"]
 #[expect(dead_code, reason = "tests from the outside use more of it")]
 mod machine;
+mod optimizer_bytes;
 mod rollback;
 #[path = "../../tests/executor/setup.rs"]
 mod setup;

@@ -180,8 +180,10 @@ fn a_loss_that_is_not_finite_ends_a_run_that_undoes_steps() {
     };
     let (plan, program) = setup.build();
     let options = Setup::options(Backend::Ndarray, 20);
-    let options =
-        crate::options::Options { optimizer: crate::optimizer::AdamW { lr: 1e6, ..options.optimizer }, ..options };
+    let options = crate::options::Options {
+        optimizer: crate::optimizer::StepSettings { lr: 1e6, ..options.optimizer },
+        ..options
+    };
     let report = run_with((&plan, &program), &text(), &options, &mut |_| ControlFlow::Continue(()), &Hooks::NONE);
     assert!(
         matches!(&report, Err(RunError::NotFinite { what }) if what.starts_with("the loss of step ")),

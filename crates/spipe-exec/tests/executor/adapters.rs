@@ -6,7 +6,7 @@ use crate::{
     systems::{KEPT, UNITS, all_devices, both, equal, within_rounding},
 };
 use spipe_base::Bytes;
-use spipe_exec::{AdamW, Backend, Options, run};
+use spipe_exec::{Backend, Options, StepSettings, run};
 use spipe_model::{Lora, Model, Precision};
 use spipe_plan::{Knobs, System};
 use std::ops::ControlFlow;
@@ -193,7 +193,7 @@ fn adapters_learn() {
     let setup = Setup { lora: Some("rank=8"), stages: &["gpu0 0..2", "gpu1 3..4"], ..Setup::default() };
     let (plan, program) = setup.build();
     let options = all_devices(&setup, Backend::Ndarray, 40);
-    let options = Options { optimizer: AdamW { lr: 1e-2, ..options.optimizer }, ..options };
+    let options = Options { optimizer: StepSettings { lr: 1e-2, ..options.optimizer }, ..options };
     let report = run(&plan, &program, &data(&plan), &options, &mut |_| ControlFlow::Continue(())).unwrap();
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
     let [first, last] = [mean(&report.losses[..5]), mean(&report.losses[35..])];

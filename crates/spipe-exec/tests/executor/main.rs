@@ -5,6 +5,7 @@ mod calibration;
 mod clipping;
 mod inference;
 mod machine;
+mod optimizers;
 mod parity;
 mod peft;
 mod resuming;

@@ -7,7 +7,7 @@ use crate::{machine::machine_with, setup::Setup};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
 use spipe_cost::{Formats, Mode, Optimizer, Workload};
-use spipe_exec::{AdamW, Backend, Options, Tokens, run, save_initial_weights};
+use spipe_exec::{Backend, Options, StepSettings, Tokens, run, save_initial_weights};
 use spipe_hardware::Hardware;
 use spipe_model::{Adapter, Attention, Model, Precision};
 use spipe_plan::{Placement, Plan, Stage, System};
@@ -112,10 +112,10 @@ fn losses_and_adapters_are_those_of_peft() {
                 .unwrap_or_else(|error| panic!("{error}"))
         };
         // A run that learns nothing writes a file of the right shapes.
-        let still = AdamW { lr: 0.0, ..AdamW::default() };
+        let still = StepSettings { lr: 0.0, ..StepSettings::default() };
         train(&Options { optimizer: still, save_adapter: Some(start.clone()), ..options(1) });
         fill(&start.join("adapter_model.safetensors"));
-        let optimizer = AdamW { lr: table["rate"].as_f64().expect("a number"), ..AdamW::default() };
+        let optimizer = StepSettings { lr: table["rate"].as_f64().expect("a number"), ..StepSettings::default() };
         let (adapter, save_adapter) = (Some(start.clone()), Some(end.clone()));
         let report = train(&Options { optimizer, adapter, save_adapter, ..options(steps as u32) });
         let expected: Vec<f64> = case["losses"].as_array().expect("losses").iter().filter_map(Value::as_f64).collect();

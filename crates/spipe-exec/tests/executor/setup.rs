@@ -30,6 +30,7 @@ pub struct Setup<'a> {
     pub gpus: u32,
     /// The threshold of gradient clipping.
     pub clip_norm: Option<f64>,
+    pub optimizer: Optimizer,
 }
 
 impl Default for Setup<'_> {
@@ -47,6 +48,7 @@ impl Default for Setup<'_> {
             lora: None,
             gpus: 2,
             clip_norm: None,
+            optimizer: Optimizer::Adamw,
         }
     }
 }
@@ -89,7 +91,7 @@ impl Setup<'_> {
             microbatch: 2,
             microbatches: self.microbatches,
             precision: self.precision,
-            optimizer: Optimizer::Adamw,
+            optimizer: self.optimizer,
             attention: Attention::Materialised,
             clip_norm: self.clip_norm.map(|norm| norm.try_into().expect("a norm")),
             formats: spipe_cost::Formats::default(),

@@ -6,7 +6,7 @@ use crate::{
 };
 use spipe_base::Bytes;
 use spipe_cost::Mode;
-use spipe_exec::{AdamW, Backend, Options, Reference, Report, reference, run};
+use spipe_exec::{Backend, Options, Reference, Report, StepSettings, reference, run};
 use spipe_model::Precision;
 use spipe_plan::{Knobs, System};
 use std::ops::ControlFlow;
@@ -312,7 +312,7 @@ fn forwards_alone() {
             &plan,
             &program,
             &text(),
-            &Options { optimizer: AdamW { lr: 0.0, ..options.optimizer }, ..options.clone() },
+            &Options { optimizer: StepSettings { lr: 0.0, ..options.optimizer }, ..options.clone() },
         )
         .unwrap();
         let report = run(&plan, &program, &text(), &options, &mut |_| ControlFlow::Continue(())).unwrap();

@@ -19,7 +19,7 @@ use spipe_base::{
     readable::{grouped, percent},
 };
 use spipe_cost::{Mode, Optimizer, Workload};
-use spipe_exec::{AdamW, Backend, Calibration, Data, Executor, Report, Schedule, available};
+use spipe_exec::{Backend, Calibration, Data, Executor, Report, Schedule, StepSettings, available};
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::Plan;
@@ -253,7 +253,7 @@ fn train(
         bindings,
         steps: what.steps,
         seed: what.seed,
-        optimizer: AdamW { lr: LEARNING_RATE, ..AdamW::default() },
+        optimizer: StepSettings { lr: LEARNING_RATE, ..StepSettings::default() },
         schedule: Schedule::default(),
         persistence: Persistence::default(),
     };

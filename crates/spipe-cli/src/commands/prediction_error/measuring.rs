@@ -9,7 +9,7 @@ use crate::{
 };
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Text};
 use spipe_cost::Mode;
-use spipe_exec::{AdamW, Backend, Data, Executor, Options, Report};
+use spipe_exec::{Backend, Data, Executor, Options, Report, StepSettings};
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::Model;
 use spipe_plan::Plan;
@@ -122,7 +122,7 @@ impl Study<'_> {
         let options = Options {
             steps: steps as u32,
             seed: self.what.seed,
-            optimizer: AdamW { lr: LEARNING_RATE, ..AdamW::default() },
+            optimizer: StepSettings { lr: LEARNING_RATE, ..StepSettings::default() },
             ..Options::new(self.bindings(plan, executors)?)
         };
         let mut times = Vec::new();

@@ -3,11 +3,11 @@
 use super::{
     Checkpoint, CheckpointError, OPTIMIZER, WEIGHTS,
     manifest::{Identity, LossScale},
-    write::{Kind, NamedLayer, name_of, tensor_name},
+    write::{GRADIENT, NamedLayer, name_of, tensor_name},
 };
 use crate::{
     nn::layers::{Parameter, initial},
-    optimizer::Moments,
+    optimizer::{Array, Extent, Optimizer, TensorState},
     persist::{
         tensor_file::TensorFile,
         weights::{AdapterFile, Weights},
@@ -15,7 +15,7 @@ use crate::{
     task_error::TaskError,
 };
 use spipe_base::LayerId;
-use std::{collections::BTreeMap, ops::Range};
+use std::collections::BTreeMap;
 
 /// The state from which a run begins: a seed, weights or a checkpoint.
 #[derive(Debug)]
@@ -34,6 +34,15 @@ struct Resumed {
     optimizer: TensorFile,
     steps: BTreeMap<String, u32>,
     loss_scale: Option<LossScale>,
+}
+
+impl Resumed {
+    /// Whether the checkpoint has the optimizer's state of a tensor of `layer`.
+    fn trained(&self, layer: &str, tensor: &str, (optimizer, shape): (&Optimizer, [usize; 2])) -> bool {
+        let slots = optimizer.slots(&Extent::whole(shape));
+        let has = |word: &str| self.optimizer.shape(&name_of(tensor, word)).is_some();
+        self.steps.contains_key(layer) && slots.first().is_none_or(|slot| has(slot.name))
+    }
 }
 
 impl InitialState {
@@ -67,6 +76,10 @@ impl InitialState {
         let same = manifest.architecture.as_ref().is_none_or(|architecture| *architecture == identity.architecture);
         if differences.is_empty() && !same {
             differences.push(format!("`{}` was another model with the same tensors", manifest.model));
+        }
+        let (before, now) = (manifest.optimizer.name(), identity.optimizer.name());
+        if before != now {
+            differences.push(format!("its optimizer is `{before}`, this one is `{now}`"));
         }
         if manifest.seed != identity.seed {
             differences.push(format!("its seed is {}, this one is {}", manifest.seed, identity.seed));
@@ -107,7 +120,7 @@ impl InitialState {
     /// The gradient of a parameter that a delayed step left for the next one, if there is one.
     pub fn gradient(&self, layer: LayerId, parameter: &Parameter) -> Result<Option<Vec<f32>>, TaskError> {
         let Some(resumed) = &self.resumed else { return Ok(None) };
-        let name = name_of(&tensor_name(&self.layers[layer.index()], parameter), Kind::Gradient);
+        let name = name_of(&tensor_name(&self.layers[layer.index()], parameter), GRADIENT);
         let read = resumed.optimizer.shape(&name).map(|_| resumed.optimizer.read(&name));
         read.transpose().map_err(|error| TaskError::io(OPTIMIZER, &error))
     }
@@ -127,41 +140,49 @@ impl InitialState {
         }
     }
 
-    /// The layers of `layers` without moments, which the checkpoint did not train.
-    pub fn untrained<'l>(&self, layers: impl Iterator<Item = (LayerId, &'l [Parameter])>) -> Vec<LayerId> {
+    /// The layers of `layers` with parameters that the checkpoint did not train.
+    pub fn untrained<'l>(
+        &self,
+        layers: impl Iterator<Item = (LayerId, &'l [Parameter])>,
+        optimizer: &Optimizer,
+    ) -> Vec<LayerId> {
         let Some(resumed) = &self.resumed else { return Vec::new() };
-        let lacks = |(layer, parameter): (LayerId, &Parameter)| {
-            let tensor = tensor_name(&self.layers[layer.index()], parameter);
-            resumed.optimizer.shape(&name_of(&tensor, Kind::FirstMoment)).is_none()
+        let lacks = |layer: LayerId, parameter: &Parameter| {
+            let name = &self.layers[layer.index()];
+            !resumed.trained(name, &tensor_name(name, parameter), (optimizer, parameter.shape))
         };
-        let lacks_any = |(layer, parameters): &(LayerId, &[Parameter])| {
-            parameters.iter().any(|parameter| lacks((*layer, parameter)))
-        };
+        let lacks_any =
+            |(layer, parameters): &(LayerId, &[Parameter])| parameters.iter().any(|parameter| lacks(*layer, parameter));
         layers.filter(lacks_any).map(|(layer, _)| layer).collect()
     }
 
-    /// The moments of numbers `part` of a parameter of `layer`; zero if the checkpoint did not
-    /// train it.
-    pub fn moments(&self, layer: LayerId, parameter: &Parameter, part: Range<usize>) -> Result<Moments, TaskError> {
-        let Some(resumed) = &self.resumed else { return Ok(Moments::new(part.len())) };
-        let layer = &self.layers[layer.index()];
-        let tensor = tensor_name(layer, parameter);
-        if resumed.optimizer.shape(&name_of(&tensor, Kind::FirstMoment)).is_none() {
-            return Ok(Moments::new(part.len()));
-        }
-        let read = |kind| {
-            let numbers = resumed.optimizer.read(&name_of(&tensor, kind));
-            let numbers = numbers.map_err(|error| TaskError::io(OPTIMIZER, &error))?;
-            let part = numbers
-                .get(part.clone())
-                .ok_or_else(|| TaskError::inconsistent(format!("`{OPTIMIZER}` has too little of `{tensor}`")))?;
-            Ok::<_, TaskError>(part.to_vec())
+    /// The optimizer's state of a parameter of `layer`; that before the first step if the checkpoint
+    /// did not train it.
+    pub fn state(
+        &self,
+        layer: LayerId,
+        parameter: &Parameter,
+        (optimizer, extent): (&Optimizer, &Extent),
+    ) -> Result<TensorState, TaskError> {
+        let name = &self.layers[layer.index()];
+        let tensor = tensor_name(name, parameter);
+        let trained = |resumed: &&Resumed| resumed.trained(name, &tensor, (optimizer, extent.shape));
+        let Some(resumed) = self.resumed.as_ref().filter(trained) else { return Ok(optimizer.state(extent)) };
+        let steps = resumed.steps.get(name).copied().unwrap_or(0);
+        let too_little = || TaskError::inconsistent(format!("`{OPTIMIZER}` has too little of `{tensor}`"));
+        let read = |(word, _, codes): (String, usize, bool)| {
+            let name = name_of(&tensor, &word);
+            let array = match codes {
+                true => resumed.optimizer.bytes(&name).map(Array::Codes),
+                false => resumed.optimizer.read(&name).map(Array::F32),
+            };
+            array.map_err(|error| TaskError::io(OPTIMIZER, &error))
         };
-        Ok(Moments::from_numbers(
-            read(Kind::FirstMoment)?,
-            read(Kind::SecondMoment)?,
-            resumed.steps.get(layer).copied().unwrap_or(0),
-        ))
+        let slots = optimizer.slots(&Extent::whole(extent.shape));
+        let arrays = slots.iter().map(|slot| slot.arrays().into_iter().map(read).collect());
+        let arrays = arrays.collect::<Result<Vec<Vec<Array>>, TaskError>>()?;
+        let part = TensorState::from_arrays(&slots, arrays, steps).and_then(|state| state.part(extent));
+        part.ok_or_else(too_little)
     }
 }
 

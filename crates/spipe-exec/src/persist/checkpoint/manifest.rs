@@ -3,10 +3,11 @@
 use super::{CheckpointError, MANIFEST, OPTIMIZER, WEIGHTS, name};
 use crate::{
     data::Data,
-    optimizer::{AdamW, Decay, Schedule},
+    optimizer::{AdamW, Decay, Schedule, StepSettings},
     persist::tensor_file::open_ordinary,
 };
 use serde::{Deserialize, Serialize};
+use spipe_cost::Optimizer;
 use spipe_plan::Plan;
 use std::{
     collections::BTreeMap,
@@ -67,9 +68,16 @@ pub(crate) struct LossScale {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub(crate) struct OptimizerSettings {
+    /// Absent for AdamW, and from checkpoints older than this field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     pub learning_rate: f64,
-    pub betas: [f64; 2],
-    pub epsilon: f64,
+    /// Of AdamW.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub betas: Option<[f64; 2]>,
+    /// Of AdamW.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epsilon: Option<f64>,
     pub weight_decay: f64,
     /// The schedule of the learning rate in words; none if it is constant.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,20 +85,27 @@ pub(crate) struct OptimizerSettings {
 }
 
 impl OptimizerSettings {
-    /// The settings of a run of `steps` steps.
-    pub fn new(adam: AdamW, schedule: Schedule, steps: u32) -> Self {
+    /// The settings of a run of `steps` steps with the optimizer `kind`.
+    pub fn new(kind: Optimizer, settings: StepSettings, schedule: Schedule, steps: u32) -> Self {
         let decay = match schedule.decay {
             Decay::Constant => String::new(),
             decay => format!(", {decay:?} decay to step {steps}"),
         };
         let words = format!("{} steps to warm up{decay}", schedule.warmup_steps);
+        let adam = (kind == Optimizer::Adamw).then(AdamW::default);
         Self {
-            learning_rate: adam.lr,
-            betas: [adam.betas.0, adam.betas.1],
-            epsilon: adam.eps,
-            weight_decay: adam.weight_decay,
+            name: (kind != Optimizer::Adamw).then(|| kind.name().into()),
+            learning_rate: settings.lr,
+            betas: adam.map(|adam| [adam.betas.0, adam.betas.1]),
+            epsilon: adam.map(|adam| adam.eps),
+            weight_decay: settings.weight_decay,
             schedule: (schedule != Schedule::default()).then_some(words),
         }
+    }
+
+    /// The optimizer's name.
+    pub fn name(&self) -> &str {
+        self.name.as_deref().unwrap_or(Optimizer::Adamw.name())
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! folder/step-00000020/weights.safetensors     parameters by the names of layers and tensors, f32
-//!                      optimizer.safetensors   their first and second moments, and gradients of a delayed step
+//!                      optimizer.safetensors   the buffers of their optimizer's state, and gradients of a delayed step
 //!                      checkpoint.json         step, seed, plan, and length and CRC-32 of the two; written last
 //!        step-00000040/…
 //!        .step-00000060.tmp/                   being written; renamed when all of it is on the disk

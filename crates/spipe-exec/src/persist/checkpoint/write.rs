@@ -8,10 +8,11 @@ use super::{
 };
 use crate::{
     nn::layers::Parameter,
-    optimizer::Moments,
-    persist::tensor_file::{self, Entry},
+    optimizer::{Array, Extent, Optimizer, TensorState},
+    persist::tensor_file::{self, Entry, Stored},
     task_error::{NotFinite, TaskError},
 };
+use safetensors::Dtype;
 use spipe_base::LayerId;
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -28,9 +29,11 @@ const KEPT: usize = 2;
 pub(crate) trait TrainingState {
     /// The numbers of a parameter.
     fn parameter(&self, layer: LayerId, index: usize) -> Result<Vec<f32>, TaskError>;
-    /// The moments of a parameter; none if it is not trained.
-    fn moments(&self, layer: LayerId, index: usize) -> Result<Option<Moments>, TaskError>;
-    /// Whether a layer has moments.
+    /// The optimizer's state of a parameter; none if it is not trained.
+    fn state(&self, layer: LayerId, index: usize) -> Result<Option<TensorState>, TaskError>;
+    /// Number of steps in the state of a layer; none if it is not trained.
+    fn steps(&self, layer: LayerId) -> Result<Option<u32>, TaskError>;
+    /// Whether a parameter is trained.
     fn trains(&self, layer: LayerId, index: usize) -> Result<bool, TaskError>;
     /// The gradient of a parameter that a delayed step leaves for the next one, if there is one.
     fn waiting_gradient(&self, layer: LayerId, index: usize) -> Result<Option<Vec<f32>>, TaskError>;
@@ -45,6 +48,7 @@ pub(crate) type NamedLayer = (String, Vec<Parameter>);
 pub(crate) struct Writer<'a> {
     pub place: Checkpoints,
     identity: Identity,
+    optimizer: Optimizer,
     layers: Vec<NamedLayer>,
     disk: &'a dyn Disk,
     /// The step that the run resumed from, and those after which it has written a checkpoint.
@@ -58,7 +62,7 @@ impl<'a> Writer<'a> {
     /// checkpoints: otherwise nobody could tell which is the newest of which run.
     pub fn open(
         (place, resumed): (Checkpoints, Option<u32>),
-        identity: Identity,
+        (identity, optimizer): (Identity, Optimizer),
         layers: Vec<NamedLayer>,
         disk: &'a dyn Disk,
     ) -> Result<Self, CheckpointError> {
@@ -68,7 +72,7 @@ impl<'a> Writer<'a> {
             Some((step, _)) => Err(CheckpointError::Taken { folder: place.folder, step }),
             None => {
                 let own = Mutex::new(resumed.into_iter().collect());
-                Ok(Self { place, identity, layers, disk, own, _folder: folder })
+                Ok(Self { place, identity, optimizer, layers, disk, own, _folder: folder })
             }
         }
     }
@@ -117,26 +121,26 @@ impl<'a> Writer<'a> {
             let (layer, tensor) = places[index];
             let numbers = state.parameter(layer, tensor)?;
             if numbers.iter().all(|number| number.is_finite()) {
-                return Ok(numbers);
+                return Ok(Stored::F32(numbers));
             }
-            *infinite = Some(entries[index].name.clone());
+            *infinite = Some(entries[index].0.name.clone());
             Err(NotFinite::Parameter.into())
         })?;
         files.insert(WEIGHTS.to_owned(), weights);
-        let (entries, places) = self.moments(state).map_err(io::Error::other)?;
-        let mut optimizer_steps = BTreeMap::new();
+        let (entries, places) = self.optimizer_state(state).map_err(io::Error::other)?;
+        let optimizer_steps = self.steps(state).map_err(io::Error::other)?;
         let optimizer = self.tensors(&folder.join(OPTIMIZER), &entries, &mut |index| {
             let (layer, tensor, kind) = places[index];
             let layer_name = &self.layers[layer.index()].0;
-            if kind == Kind::Gradient {
-                let gradient = state.waiting_gradient(layer, tensor)?;
+            let Kind::Array(buffer, array) = kind else {
+                let gradient = state.waiting_gradient(layer, tensor)?.map(Stored::F32);
                 return gradient.ok_or_else(|| TaskError::inconsistent(format!("`{layer_name}` has no gradients")));
+            };
+            match state.state(layer, tensor)?.and_then(|found| found.array((buffer, array))) {
+                Some(Array::F32(numbers)) => Ok(Stored::F32(numbers)),
+                Some(Array::Codes(codes)) => Ok(Stored::U8(codes)),
+                None => Err(TaskError::inconsistent(format!("`{layer_name}` has no optimizer state"))),
             }
-            let moments = state
-                .moments(layer, tensor)?
-                .ok_or_else(|| TaskError::inconsistent(format!("`{layer_name}` has no moments")))?;
-            optimizer_steps.insert(layer_name.clone(), moments.steps());
-            Ok(moments.numbers()[usize::from(kind == Kind::SecondMoment)].to_vec())
         })?;
         files.insert(OPTIMIZER.to_owned(), optimizer);
         let manifest = Manifest::new(&self.identity, step, (optimizer_steps, state.loss_scale()), files);
@@ -150,39 +154,62 @@ impl<'a> Writer<'a> {
     fn tensors(
         &self,
         path: &Path,
-        entries: &[Entry],
-        numbers: &mut dyn FnMut(usize) -> Result<Vec<f32>, TaskError>,
+        entries: &[TypedEntry],
+        numbers: &mut dyn FnMut(usize) -> Result<Stored, TaskError>,
     ) -> io::Result<Sum> {
         let mut sink = self.disk.create(path)?;
         let mut summed = ChecksumWriter::new(sink.as_mut());
-        tensor_file::write(&mut summed, entries, numbers)?;
+        tensor_file::write_stored(&mut summed, entries, numbers)?;
         let (bytes, crc32) = summed.finish()?;
         Ok(Sum { bytes, crc32 })
     }
 
-    fn weights(&self) -> (Vec<Entry>, Vec<(LayerId, usize)>) {
+    fn weights(&self) -> (Vec<TypedEntry>, Vec<(LayerId, usize)>) {
         let all = self.layers.iter().enumerate().flat_map(|(layer, (name, parameters))| {
             parameters.iter().enumerate().map(move |(index, parameter)| {
                 let entry = Entry { name: tensor_name(name, parameter), shape: parameter.shape.to_vec() };
-                (entry, (LayerId::from(layer), index))
+                ((entry, Dtype::F32), (LayerId::from(layer), index))
             })
         });
         all.unzip()
     }
 
-    fn moments(&self, state: &dyn TrainingState) -> Result<(Vec<Entry>, Vec<Place>), TaskError> {
+    /// The buffers of the optimizer's state, and gradients that wait for a delayed step.
+    fn optimizer_state(&self, state: &dyn TrainingState) -> Result<(Vec<TypedEntry>, Vec<Place>), TaskError> {
         let (entries, places) = self.weights();
-        let mut both = Vec::new();
-        for (entry, (layer, index)) in entries.into_iter().zip(places) {
-            if state.trains(layer, index)? {
-                let waiting = state.waiting_gradient(layer, index)?.map(|_| Kind::Gradient);
-                both.extend([Kind::FirstMoment, Kind::SecondMoment].into_iter().chain(waiting).map(|kind| {
-                    let entry = Entry { name: name_of(&entry.name, kind), ..entry.clone() };
-                    (entry, (layer, index, kind))
-                }));
+        let mut all = Vec::new();
+        for ((entry, _), (layer, index)) in entries.into_iter().zip(places) {
+            if !state.trains(layer, index)? {
+                continue;
+            }
+            let shape = self.layers[layer.index()].1[index].shape;
+            for (place, slot) in self.optimizer.slots(&Extent::whole(shape)).iter().enumerate() {
+                for (array, (word, count, codes)) in slot.arrays().into_iter().enumerate() {
+                    let per_number = count == shape.iter().product::<usize>();
+                    let shape = if per_number { entry.shape.clone() } else { vec![count] };
+                    let entry = Entry { name: name_of(&entry.name, &word), shape };
+                    let dtype = if codes { Dtype::U8 } else { Dtype::F32 };
+                    all.push(((entry, dtype), (layer, index, Kind::Array(place, array))));
+                }
+            }
+            if state.waiting_gradient(layer, index)?.is_some() {
+                let entry = Entry { name: name_of(&entry.name, GRADIENT), ..entry };
+                all.push(((entry, Dtype::F32), (layer, index, Kind::Gradient)));
             }
         }
-        Ok(both.into_iter().unzip())
+        Ok(all.into_iter().unzip())
+    }
+
+    /// Number of steps in the state of each trained layer.
+    fn steps(&self, state: &dyn TrainingState) -> Result<BTreeMap<String, u32>, TaskError> {
+        let mut steps = BTreeMap::new();
+        for (layer, (name, parameters)) in self.layers.iter().enumerate() {
+            let layer = LayerId::from(layer);
+            if !parameters.is_empty() && state.trains(layer, 0)? {
+                steps.extend(state.steps(layer)?.map(|steps| (name.clone(), steps)));
+            }
+        }
+        Ok(steps)
     }
 }
 
@@ -220,14 +247,20 @@ fn is_left(name: &str) -> bool {
     step.is_some_and(|step| step == PROBE || (!step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit())))
 }
 
-/// Optimizer state of a parameter.
+/// What a checkpoint holds of a trained parameter besides its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    FirstMoment,
-    SecondMoment,
+enum Kind {
+    /// An array of the optimizer's state, by the position of its buffer and its own in that.
+    Array(usize, usize),
     /// The gradient of a delayed step.
     Gradient,
 }
+
+/// The name of the gradient of a delayed step.
+pub(super) const GRADIENT: &str = "gradient";
+
+/// A tensor of a file and the type of its numbers.
+type TypedEntry = (Entry, Dtype);
 
 /// Optimizer state by layer and parameter.
 type Place = (LayerId, usize, Kind);
@@ -237,13 +270,8 @@ pub(super) fn tensor_name(layer: &str, parameter: &Parameter) -> String {
     format!("{layer}.{}", parameter.name)
 }
 
-/// The name of optimizer state of a tensor.
-pub(super) fn name_of(tensor: &str, kind: Kind) -> String {
-    let word = match kind {
-        Kind::FirstMoment => "first-moment",
-        Kind::SecondMoment => "second-moment",
-        Kind::Gradient => "gradient",
-    };
+/// The name of optimizer state of a tensor: `block.0.attention.query.weight.first-moment`.
+pub(super) fn name_of(tensor: &str, word: &str) -> String {
     format!("{tensor}.{word}")
 }
 
