@@ -243,11 +243,11 @@ impl Bare<'_> {
         let pairs: BTreeMap<Token, Token> = order.overlapped().map(|[forward, backward]| (forward, backward)).collect();
         let passes =
             self.added.keys().filter_map(|step| if let Step::Pass(token) = step { Some(*token) } else { None });
-        let mut edges = Vec::new();
+        let (stages, mut edges) = (order.stages(), Vec::new());
         for token in passes {
             let partner = pairs.get(&token);
             for input in [Some(token), partner.copied()].into_iter().flatten() {
-                let Some((source, cause)) = self.source(&input, order.stages()) else { continue };
+                let Some((source, cause)) = self.source(&input, stages) else { continue };
                 let from = pairs.get(&source).copied().unwrap_or(source);
                 let same = self.device_of[&from.stage] == self.device_of[&token.stage];
                 edges.push(Edge {
