@@ -431,25 +431,3 @@ fn what_the_hint_names_helps_and_less_of_it_does_not() {
     assert!(hint.contains("drop `--pin layer=1..4:gpu0`"), "{hint}");
     assert_eq!(one("8").0, Some(0), "without the pin there is a plan");
 }
-
-#[test]
-fn memories_that_are_alike_are_named_together() {
-    let (code, _, err) = spipe(&[
-        "plan",
-        "--model",
-        "gpt2",
-        "--hardware",
-        "rtx3090-x4-two-sockets",
-        "--head-room",
-        "98%",
-        "--microbatch",
-        "1",
-        "--global-batch",
-        "16",
-        "--system",
-        "zb-h1",
-    ]);
-    assert_eq!(code, Some(4), "{err}");
-    assert!(err.contains(" more, or each of `gpu0` to `gpu3` "), "{err}");
-    assert!(err.contains("hint: use `--system "), "a system that fits comes first: {err}");
-}
