@@ -169,13 +169,13 @@ fn stage_bounds((cases, close): (u32, u32), on: impl Strategy<Value = Instance>)
 /// called optimal.
 #[test]
 fn no_placement_of_stages_beats_the_proven_bound() {
-    proven_bounds(20, (10, 4), instance_of(6));
+    proven_bounds(20, (6, 2), instance_of(6));
 }
 
 /// The same with several sockets, on any of which a stage may keep its offloaded state.
 #[test]
 fn no_placement_beside_several_sockets_beats_the_proven_bound() {
-    proven_bounds(28, (10, 4), several_socket_instance_of(5, 1));
+    proven_bounds(28, (5, 2), several_socket_instance_of(5, 1));
 }
 
 /// The same with layers whose optimizer state does not fit on the GPUs, and with microbatches
