@@ -172,27 +172,12 @@ fn other(remedy: &Remedy) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A socket and two GPUs of equal memories.
-    fn machine() -> Hardware {
-        let mut text = String::from(
-            "format-version = 1\nname = \"test\"\n[[socket]]\nname = \"cpu0\"\ncores = 4\npeak = { f32 = \"50 GFLOP/s\" }\n\
-             optimizer-rate = \"0.2 Gparam/s\"\nsource = \"estimate: a test\"\n\
-             dram = { name = \"dram0\", capacity = \"16 GiB\", bandwidth = \"10 GB/s\" }\n",
-        );
-        for index in 0..2 {
-            text += &format!(
-                "[[gpu]]\nname = \"gpu{index}\"\nmemory = \"4 GiB\"\nmemory-bandwidth = \"100 GB/s\"\n\
-                 peak = {{ f32 = \"10 TFLOP/s\" }}\nsource = \"estimate: a test\"\n\
-                 [[link]]\nname = \"pcie{index}\"\nbetween = [\"gpu{index}\", \"dram0\"]\nbandwidth = \"10 GB/s\"\n\
-                 latency = \"10 us\"\nsource = \"estimate: a test\"\n"
-            );
-        }
-        Hardware::from_toml("machine.toml", &text).unwrap_or_else(|faults| panic!("{faults}"))
-    }
-
     #[test]
     fn memories_that_are_alike_are_named_together() {
-        let hardware = machine();
+        let name = "rtx3090-x4-two-sockets";
+        let file = spipe_hardware::shipped().iter().find(|(shipped, _)| *shipped == name);
+        let text = file.map_or_else(|| panic!("{name}"), |(_, text)| text);
+        let hardware = Hardware::from_toml(name, text).unwrap_or_else(|faults| panic!("{faults}"));
         let gpus: Vec<MemoryId> =
             hardware.devices().iter().filter(|device| device.is_gpu()).map(|device| device.memory).collect();
         let words = |alone: u64, each: u64| {
@@ -203,8 +188,8 @@ mod tests {
             memories(&found, &hardware).into_iter().map(|(names, more)| format!("{names}: {more}")).collect::<Vec<_>>()
         };
         // Either helps, the group needs less in total, and the group needs as much for each.
-        assert_eq!(words(3, 2), ["`gpu0`: 3.0 GiB", "each of `gpu0` and `gpu1`: 2.0 GiB"]);
-        assert_eq!(words(5, 2), ["each of `gpu0` and `gpu1`: 2.0 GiB"]);
+        assert_eq!(words(5, 2), ["`gpu0`: 5.0 GiB", "each of `gpu0` to `gpu3`: 2.0 GiB"]);
+        assert_eq!(words(9, 2), ["each of `gpu0` to `gpu3`: 2.0 GiB"]);
         assert_eq!(words(3, 3), ["`gpu0`: 3.0 GiB"]);
     }
 }
