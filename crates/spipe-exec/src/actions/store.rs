@@ -159,7 +159,7 @@ impl<T: ToHost<Vec<f32>>, M: ToHost<TensorState> + Steps> StateView for State<T,
 #[derive(Debug)]
 pub(crate) struct StepLog {
     pub state: State,
-    /// Those that are trained.
+    /// The trained parameters of each layer.
     pub parameters: Vec<HostLayer>,
 }
 

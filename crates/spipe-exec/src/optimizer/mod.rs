@@ -83,7 +83,7 @@ pub struct StepSettings {
 }
 
 impl Default for StepSettings {
-    /// Those of `torch.optim.AdamW`.
+    /// The defaults of `torch.optim.AdamW`.
     fn default() -> Self {
         let AdamW { lr, weight_decay, .. } = AdamW::default();
         Self { lr, weight_decay }

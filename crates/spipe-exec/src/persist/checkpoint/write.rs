@@ -247,7 +247,7 @@ fn is_left(name: &str) -> bool {
     step.is_some_and(|step| step == PROBE || (!step.is_empty() && step.bytes().all(|byte| byte.is_ascii_digit())))
 }
 
-/// What a checkpoint holds of a trained parameter besides its numbers.
+/// An entry of a checkpoint for a trained parameter, besides its numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// An array of the optimizer's state, by the position of its buffer and its own in that.

@@ -30,9 +30,9 @@ use std::{
 /// The files of an adapter's folder.
 pub(super) const CONFIG: &str = "adapter_config.json";
 pub(super) const TENSORS: &str = "adapter_model.safetensors";
-/// What precedes a module's name.
+/// The prefix of a module's name.
 pub(super) const PREFIX: &str = "base_model.model.";
-/// What follows a module's name in the names of A and B.
+/// The suffixes of a module's name in the names of A and B.
 pub(super) const ENDS: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
 
 /// The place of an adapter's matrix in the file.

@@ -60,7 +60,7 @@ pub fn merge_adapter(base: &Path, adapter: &Path, to: &Path) -> Result<(), Weigh
     Ok(())
 }
 
-/// What an adapter does to a tensor.
+/// The change that an adapter makes to a tensor.
 enum Change {
     /// Adds the product of these two, A and B.
     Adds([String; 2]),
