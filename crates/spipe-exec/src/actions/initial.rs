@@ -27,8 +27,8 @@ impl Interpreter<'_> {
                 continue;
             }
             let value = match buffer.content {
-                Content::Parameters(layers) => {
-                    let (dtype, alone) = (self.dtypes_of(id)?, self.holds_adapters_alone(id)?);
+                Content::Parameters(layers) | Content::Updated(layers) => {
+                    let (dtype, alone) = (self.dtypes_of(id)?, self.holds_adapters_alone(id));
                     let host = |layer: LayerId| {
                         let count = if alone { self.units[layer.index()].adapters() } else { usize::MAX };
                         Ok((layer, Arc::new(self.initial(id, (layer, count), |index| dtype(layer, index))?)))

@@ -154,6 +154,7 @@ impl Interpreter<'_> {
     fn layers_of(&self, buffer: BufferId) -> Result<LayerRange, TaskError> {
         match self.program.buffers()[buffer].content {
             Content::Parameters(layers)
+            | Content::Updated(layers)
             | Content::Gradients(layers)
             | Content::OptimizerState(layers)
             | Content::Norm(layers)

@@ -118,7 +118,7 @@ impl Interpreter<'_> {
         };
         let (numbers, adapters) = match held.content {
             Content::Shared(user) | Content::SharedGradients(user) => (self.owner(user)?.1.count(), 0),
-            Content::Parameters(_) => {
+            Content::Parameters(_) | Content::Updated(_) => {
                 (numbers(|unit| unit.adapters()..usize::MAX)?, numbers(|unit| 0..unit.adapters())?)
             }
             _ => (numbers(|unit| 0..unit.trained())?, 0),

@@ -229,7 +229,7 @@ struct ActionBuffers<'a> {
 
 type ContentTest = fn(&Content) -> bool;
 
-const PARAMETERS: ContentTest = |content| matches!(content, Content::Parameters(_));
+const PARAMETERS: ContentTest = |content| matches!(content, Content::Parameters(_) | Content::Updated(_));
 const GRADIENTS: ContentTest = |content| matches!(content, Content::Gradients(_));
 const SHARED: ContentTest = |content| matches!(content, Content::Shared(_));
 const SHARED_GRADIENTS: ContentTest = |content| matches!(content, Content::SharedGradients(_));

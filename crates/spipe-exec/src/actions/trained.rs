@@ -36,21 +36,9 @@ impl Interpreter<'_> {
         self.units.iter().any(|unit| unit.adapters() > 0)
     }
 
-    /// Whether a buffer of parameters holds adapters without their bases: it has far fewer bytes than
-    /// those have in any format.
-    pub(super) fn holds_adapters_alone(&self, buffer: BufferId) -> Result<bool, TaskError> {
-        let held = &self.program.buffers()[buffer];
-        if !matches!(held.content, Content::Parameters(_)) || !self.trains_adapters() {
-            return Ok(false);
-        }
-        let (mut adapters, mut base) = (0, 0);
-        for unit in self.units_of(buffer)? {
-            let counts: Vec<usize> = unit.parameters().iter().map(|parameter| parameter.count()).collect();
-            let (first, others) = counts.split_at(unit.adapters());
-            (adapters, base) = (adapters + first.iter().sum::<usize>(), base + others.iter().sum::<usize>());
-        }
-        let bytes = held.bytes.get() * held.part.map_or(1, |part| u64::from(part.of));
-        Ok(bytes < (4 * adapters + base / 4) as u64)
+    /// Whether a buffer of parameters holds adapters without their bases.
+    pub(super) fn holds_adapters_alone(&self, buffer: BufferId) -> bool {
+        matches!(self.program.buffers()[buffer].content, Content::Updated(_)) && self.trains_adapters()
     }
 
     /// The types of a layer's tensors in a buffer, by index: adapters have f32.
@@ -67,9 +55,10 @@ impl Interpreter<'_> {
     /// `value` of parameters, whose missing frozen tensors are filled in from the value already there:
     /// an optimizer has no copy of them.
     pub(super) fn with_frozen(&self, instance: Instance, value: Value) -> Result<Value, TaskError> {
-        let is_whole = !matches!(self.program.buffers()[instance.0].content, Content::Parameters(_))
+        let content = &self.program.buffers()[instance.0].content;
+        let is_whole = !matches!(content, Content::Parameters(_) | Content::Updated(_))
             || self.units_of(instance.0)?.iter().all(|unit| unit.adapters() == 0 && unit.trains());
-        if is_whole || self.holds_adapters_alone(instance.0)? {
+        if is_whole || self.holds_adapters_alone(instance.0) {
             return Ok(value);
         }
         Ok(match value {

@@ -47,13 +47,13 @@ impl Interpreter<'_> {
     /// Copies of a parameter: part, whether it is in host memory, and numbers.
     fn copies(&self, layer: LayerId, index: usize) -> Result<Vec<(u32, bool, Vec<f32>)>, TaskError> {
         let places = self.resident(layer, |content| match content {
-            Content::Parameters(layers) => Some(*layers),
+            Content::Parameters(layers) | Content::Updated(layers) => Some(*layers),
             _ => None,
         });
         let is_base = index >= self.units[layer.index()].adapters();
         let numbers = |(at, place): Place| {
             // Beside a step, a host may hold adapters without their bases.
-            if is_base && self.holds_adapters_alone(at.0)? {
+            if is_base && self.holds_adapters_alone(at.0) {
                 return Ok(None);
             }
             let part = self.program.buffers()[at.0].part.map_or(0, |part| part.index);

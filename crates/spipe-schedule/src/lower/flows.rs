@@ -101,9 +101,9 @@ pub(super) fn dram_flow(context: &Context<'_>, device: DeviceId, time: Seconds, 
 }
 
 /// The lifetime of the host's copy of parameters whose optimizer step runs on the host. In f32 it
-/// is the master copy, from which the next step starts; so are adapters, which are f32. Otherwise the master copy is part of the
-/// optimizer state, and the updated parameters are held only until they have been copied to the
-/// device.
+/// is the master copy, from which the next step starts; so are adapters, which are f32. Otherwise
+/// the master copy is part of the optimizer state, and the updated parameters are held only until
+/// they have been copied to the device.
 pub(super) fn lifetime_of_updated(context: &Context<'_>, device: DeviceId) -> Lifetime {
     match context.cost.storage(device) {
         _ if context.model.lora().is_some() => Lifetime::Resident,

@@ -59,6 +59,9 @@ pub struct Stage {
 pub enum Content {
     /// Parameters of layers.
     Parameters(LayerRange),
+    /// Parameters of layers as an optimizer step on a host leaves them: of adapted layers the adapters
+    /// alone, since the host has no base.
+    Updated(LayerRange),
     /// Accumulated gradients of parameters.
     Gradients(LayerRange),
     /// Master copies and moments.
@@ -96,7 +99,7 @@ impl Content {
     /// The part of a memory that the content belongs to, as reports name it.
     pub const fn part(&self) -> &'static str {
         match self {
-            Self::Parameters(_) | Self::Shared(_) => "weights",
+            Self::Parameters(_) | Self::Updated(_) | Self::Shared(_) => "weights",
             Self::Gradients(_) | Self::SharedGradients(_) => "gradients",
             Self::OptimizerState(_) => "optimizer-state",
             Self::Saved(..) | Self::Recomputed(..) | Self::Reloaded(..) | Self::Checkpoint(..) => "activations",
@@ -111,7 +114,7 @@ impl Content {
     /// 0..3".
     pub fn group(&self) -> String {
         match self {
-            Self::Parameters(layers) => format!("parameters of {}", layers.in_words()),
+            Self::Parameters(layers) | Self::Updated(layers) => format!("parameters of {}", layers.in_words()),
             Self::Gradients(layers) => format!("gradients of {}", layers.in_words()),
             Self::OptimizerState(layers) => format!("optimizer state of {}", layers.in_words()),
             Self::Norm(layers) => format!("norm of the gradients of {}", layers.in_words()),
@@ -133,6 +136,7 @@ impl Content {
     pub const fn microbatch(&self) -> Option<MicrobatchId> {
         match self {
             Self::Parameters(_)
+            | Self::Updated(_)
             | Self::Gradients(_)
             | Self::OptimizerState(_)
             | Self::Norm(_)

@@ -123,7 +123,7 @@ impl Lowering<'_> {
         let parameter_bytes = self.bytes(step, |memory| memory.updated);
         let state = self.optimizer_state(step);
         let lifetime = lifetime_of_updated(self.context, step.device);
-        let updated = self.builder.buffer(Content::Parameters(layers), step.home, parameter_bytes, lifetime);
+        let updated = self.builder.buffer(Content::Updated(layers), step.home, parameter_bytes, lifetime);
         let mut reads = vec![step.gradients, Access::new(state, 0)];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
         let action = self.step(step, (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));

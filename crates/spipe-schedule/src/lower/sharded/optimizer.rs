@@ -95,7 +95,7 @@ impl Updates for Lowering<'_> {
             return Update { step: action, end: action };
         }
         let lifetime = lifetime_of_updated(self.context, here.device);
-        let updated = self.builder.part(self.share(at), Content::Parameters(layers), memory, (bytes, lifetime));
+        let updated = self.builder.part(self.share(at), Content::Updated(layers), memory, (bytes, lifetime));
         let mut reads = vec![gradients, state.0];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
         let updated = Access::new(updated, 1);
