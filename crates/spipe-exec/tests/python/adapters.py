@@ -14,6 +14,11 @@ import peft
 import torch
 import transformers
 
+from filling import fill
+
+# The largest magnitude of filled numbers.
+SCALE = 0.08
+
 STEPS, SEQUENCES, SEQ_LEN, RATE = 8, 2, 32, 0.001
 CONFIG = {
     "vocab_size": 256,
@@ -33,21 +38,6 @@ CASES = [
 ]
 
 
-def fill(name, tensor):
-    """0.08 (2 f - 1) for the i-th number, where f is the fraction of 43758.5453 sin(h + 12.9898 i), and h
-    follows from the name; one more for norms.
-    """
-    start = 0
-    for letter in name.encode():
-        start = (31 * start + letter) % 1_000_003
-    indices = torch.arange(tensor.numel(), dtype=torch.float64)
-    fractions = torch.remainder(43758.5453 * torch.sin(start + 12.9898 * indices), 1.0)
-    numbers = 0.08 * (2.0 * fractions - 1.0)
-    if name.endswith("norm.weight"):
-        numbers += 1.0
-    return numbers.float().reshape(tensor.shape)
-
-
 def tokens(step):
     """Rows of tokens and the one after them."""
     index = torch.arange(SEQUENCES * (SEQ_LEN + 1)).reshape(SEQUENCES, -1) + 1000 * step
@@ -59,13 +49,13 @@ def case(settings):
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG, attn_implementation="eager"))
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            tensor.copy_(fill(name, tensor))
+            tensor.copy_(fill(name, tensor, SCALE))
     model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **settings))
     trained = {name.replace(".default", ""): one for name, one in model.named_parameters() if one.requires_grad}
     with torch.no_grad():
         for name, tensor in trained.items():
             if name.endswith("lora_A.weight"):
-                tensor.copy_(fill(name, tensor))
+                tensor.copy_(fill(name, tensor, SCALE))
     model.train()
     optimizer = torch.optim.AdamW(trained.values(), lr=RATE)
     losses = []

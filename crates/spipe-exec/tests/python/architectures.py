@@ -13,6 +13,11 @@ import sys
 import torch
 import transformers
 
+from filling import fill
+
+# The largest magnitude of filled numbers.
+SCALE = 0.3
+
 SEQUENCES, SEQ_LEN = 2, 12
 SIZES = {
     "vocab_size": 40,
@@ -41,28 +46,13 @@ MODELS = {
 }
 
 
-def fill(name, tensor):
-    """0.3 (2 f - 1) for the i-th number, where f is the fraction of 43758.5453 sin(h + 12.9898 i), and h
-    follows from the name; one more for norms.
-    """
-    start = 0
-    for letter in name.encode():
-        start = (31 * start + letter) % 1_000_003
-    indices = torch.arange(tensor.numel(), dtype=torch.float64)
-    fractions = torch.remainder(43758.5453 * torch.sin(start + 12.9898 * indices), 1.0)
-    numbers = 0.3 * (2.0 * fractions - 1.0)
-    if name.endswith("norm.weight"):
-        numbers += 1.0
-    return numbers.float().reshape(tensor.shape)
-
-
 def row(kind, more):
     config = {**SIZES, **more}
     made = transformers.AutoConfig.for_model(kind, **config)
     model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            parameter.copy_(fill(name, parameter))
+            parameter.copy_(fill(name, parameter, SCALE))
     # Token 0 pads, and PyTorch gives a padding row no gradient.
     tokens = [1 + (7 * i * i + 3 * i) % (SIZES["vocab_size"] - 1) for i in range(SEQUENCES * (SEQ_LEN + 1))]
     tokens = torch.tensor(tokens)
