@@ -2,7 +2,7 @@
 
 use super::{
     Numbers, Rule,
-    half::Wide,
+    half::{Wide, on_numbers},
     state::{Extent, Slot, TensorState},
 };
 use crate::device::simd::for_each_width;
@@ -48,11 +48,7 @@ impl Rule for Adafactor {
     fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), state: &mut TensorState) {
         state.steps += 1;
         let job = Job { lr, keep: (1.0 - lr * self.weight_decay) as f32, factor, steps: state.steps };
-        match gradients {
-            Numbers::F32(gradients) => job.run(parameters, gradients, state),
-            Numbers::Bf16(gradients) => job.run(parameters, gradients, state),
-            Numbers::F16(gradients) => job.run(parameters, gradients, state),
-        }
+        on_numbers!(gradients, gradients => job.run(parameters, gradients, state))
     }
 
     fn needs_whole_tensors(&self) -> bool {

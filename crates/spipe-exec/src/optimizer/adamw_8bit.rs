@@ -3,7 +3,7 @@
 use super::{
     AdamW, Numbers, Rule,
     dynamic_map::{BLOCK, Coded, Map},
-    half::Wide,
+    half::{Wide, on_numbers},
     kernel::Scalars,
     state::{Buffer, Extent, Slot, TensorState},
 };
@@ -38,11 +38,7 @@ impl Rule for AdamW8bit {
         };
         state.steps += 1;
         let scalars = Scalars { factor, ..Scalars::new(&AdamW { lr, ..self.0 }, state.steps) };
-        match gradients {
-            Numbers::F32(gradients) => step_all(scalars, parameters, gradients, [first, second]),
-            Numbers::Bf16(gradients) => step_all(scalars, parameters, gradients, [first, second]),
-            Numbers::F16(gradients) => step_all(scalars, parameters, gradients, [first, second]),
-        }
+        on_numbers!(gradients, gradients => step_all(scalars, parameters, gradients, [first, second]))
     }
 }
 

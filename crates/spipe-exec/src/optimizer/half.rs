@@ -14,6 +14,18 @@ pub enum Numbers<'a> {
     F16(&'a [f16]),
 }
 
+/// Evaluates an expression on gradients, whatever their type.
+macro_rules! on_numbers {
+    ($numbers:expr, $slice:ident => $value:expr) => {
+        match $numbers {
+            $crate::optimizer::Numbers::F32($slice) => $value,
+            $crate::optimizer::Numbers::Bf16($slice) => $value,
+            $crate::optimizer::Numbers::F16($slice) => $value,
+        }
+    };
+}
+pub(super) use on_numbers;
+
 impl Numbers<'_> {
     /// Their number.
     pub const fn len(&self) -> usize {

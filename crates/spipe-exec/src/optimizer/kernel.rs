@@ -2,7 +2,7 @@
 
 use super::{
     AdamW,
-    half::{HalfMut, Narrow, Numbers, Wide},
+    half::{HalfMut, Narrow, Numbers, Wide, on_numbers},
 };
 use crate::device::simd::for_each_width;
 
@@ -43,11 +43,7 @@ type State<'a> = super::pieces::State<'a, 3>;
 
 /// Updates parameters and moments, and writes the new parameters to `weights` in 16 bits.
 pub(super) fn step(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>, weights: Option<HalfMut<'_>>) {
-    match gradients {
-        Numbers::F32(gradients) => step_by(scalars, state, gradients, weights),
-        Numbers::Bf16(gradients) => step_by(scalars, state, gradients, weights),
-        Numbers::F16(gradients) => step_by(scalars, state, gradients, weights),
-    }
+    on_numbers!(gradients, gradients => step_by(scalars, state, gradients, weights))
 }
 
 fn step_by<G: Wide>(scalars: Scalars, state: State<'_>, gradients: &[G], weights: Option<HalfMut<'_>>) {
@@ -61,11 +57,7 @@ fn step_by<G: Wide>(scalars: Scalars, state: State<'_>, gradients: &[G], weights
 
 /// Inverts [`step`] on parameters and moments.
 pub(super) fn undo(scalars: Scalars, state: State<'_>, gradients: Numbers<'_>) {
-    match gradients {
-        Numbers::F32(gradients) => invert(scalars, state, gradients),
-        Numbers::Bf16(gradients) => invert(scalars, state, gradients),
-        Numbers::F16(gradients) => invert(scalars, state, gradients),
-    }
+    on_numbers!(gradients, gradients => invert(scalars, state, gradients))
 }
 
 // One loop for everything: conversions overlap with the roots and quotients, which take longest.

@@ -2,7 +2,7 @@
 
 use super::{
     Numbers, Rule,
-    half::Wide,
+    half::{Wide, on_numbers},
     pieces::{Piece, State},
     state::{Extent, Slot, TensorState},
 };
@@ -48,11 +48,7 @@ impl Rule for Lion {
         };
         let [moments] = state.numbers_mut();
         Piece::new([parameters, moments], gradients).tasks().for_each(|piece| {
-            piece.change(|state, gradients, _| match gradients {
-                Numbers::F32(gradients) => update(scalars, state, gradients),
-                Numbers::Bf16(gradients) => update(scalars, state, gradients),
-                Numbers::F16(gradients) => update(scalars, state, gradients),
-            });
+            piece.change(|state, gradients, _| on_numbers!(gradients, gradients => update(scalars, state, gradients)));
         });
     }
 }

@@ -1,7 +1,7 @@
 //! Sums of squares for norms, in f64, where the order hardly matters.
 
 use super::{
-    half::{Numbers, Wide},
+    half::{Numbers, Wide, on_numbers},
     pieces::CHUNK,
 };
 use crate::device::simd::for_each_width;
@@ -31,11 +31,7 @@ fn pieces(mut rest: Numbers<'_>) -> Vec<Numbers<'_>> {
 
 fn piece(numbers: Numbers<'_>) -> f64 {
     let mut sum = 0.0;
-    match numbers {
-        Numbers::F32(numbers) => add_squares(numbers, &mut sum),
-        Numbers::Bf16(numbers) => add_squares(numbers, &mut sum),
-        Numbers::F16(numbers) => add_squares(numbers, &mut sum),
-    }
+    on_numbers!(numbers, numbers => add_squares(numbers, &mut sum));
     sum
 }
 

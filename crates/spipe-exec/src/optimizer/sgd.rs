@@ -2,7 +2,7 @@
 
 use super::{
     Numbers, Rule,
-    half::Wide,
+    half::{Wide, on_numbers},
     pieces::{Piece, State},
     state::{Extent, Slot, TensorState},
 };
@@ -37,11 +37,7 @@ impl Rule for Sgd {
         let scalars = self.scalars(lr, factor);
         let all = Piece::new([parameters], gradients);
         all.tasks().for_each(|piece| {
-            piece.change(|state, gradients, _| match gradients {
-                Numbers::F32(gradients) => update(scalars, state, gradients),
-                Numbers::Bf16(gradients) => update(scalars, state, gradients),
-                Numbers::F16(gradients) => update(scalars, state, gradients),
-            });
+            piece.change(|state, gradients, _| on_numbers!(gradients, gradients => update(scalars, state, gradients)));
         });
     }
 
@@ -50,11 +46,9 @@ impl Rule for Sgd {
             state.steps -= 1;
             let scalars = self.scalars(lr, factor);
             Piece::new([parameters], gradients).tasks().for_each(|piece| {
-                piece.change(|state, gradients, _| match gradients {
-                    Numbers::F32(gradients) => invert(scalars, state, gradients),
-                    Numbers::Bf16(gradients) => invert(scalars, state, gradients),
-                    Numbers::F16(gradients) => invert(scalars, state, gradients),
-                });
+                piece.change(
+                    |state, gradients, _| on_numbers!(gradients, gradients => invert(scalars, state, gradients)),
+                );
             });
         }))
     }
