@@ -105,7 +105,7 @@ planner-report: build
 	./target/release/spipe reproduce planner -o reports
 
 bench: setup
-	$(CARGO) bench --profile release --locked --workspace --bench simulator --bench planner --bench plans --bench executor
+	$(CARGO) bench --profile release --locked --workspace --bench simulator --bench planner --bench plans --bench whatif --bench executor
 
 .PHONY: bench-pytorch
 ## Optimizer and tokens per second beside PyTorch, turn by turn in one run. PYTHON needs torch (pip install torch).

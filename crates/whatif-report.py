@@ -110,6 +110,41 @@ def table(title, rows):
     print()
 
 
+GAINS = {"H100": "H100 SXM5", "A100": "A100 SXM4 80GB"}
+MPT = re.compile(r"^\| B\d\d (mpt-\S+) ([AH]100) \| \w+ \| ([\d.]+) \| ([\d.]+) \| [^|]+ \| ([\d.]+) \|", re.M)
+
+
+def mpt():
+    """Models trained on eight A100 and on eight H100: tokens/s measured, predicted without a fit, and fitted."""
+    with open("crates/spipe-reproduce/data/runs/mpt-fsdp.toml", "rb") as file:
+        runs = {tuple(run["name"].split()[1:]): run for run in tomllib.load(file)["run"]}
+    with open("reports/reproductions/runs.md", encoding="utf-8") as file:
+        lines = {(model, gpu): list(map(float, ms)) for model, gpu, *ms in MPT.findall(file.read())}
+    rates = {}
+    for key, (measured, shipped, fitted) in lines.items():
+        rate = runs[key]["measured"]["tokens-per-second"]
+        rates[key] = (rate, rate * measured / shipped, rate * measured / fitted)
+    return rates
+
+
+def gains():
+    rates = mpt()
+    models = [model for model, gpu in rates if gpu == "H100"]
+    (product, bandwidth, peak), (product_a, bandwidth_a, peak_a) = (RULES[GAINS[gpu]] for gpu in ("H100", "A100"))
+    naive = math.sqrt(product * bandwidth / (product_a * bandwidth_a))
+    print("\n## A100 and H100 on MPT\n")
+    print("The rate of eight H100 SXM5 ÷ the rate of eight A100 SXM4 80GB, FSDP, sequences of 2,048.\n")
+    print("| model | measured | predicted without a fit | fitted | √(measured product × bandwidth) | peak of the data sheet |")
+    print("|---|---:|---:|---:|---:|---:|")
+    found = []
+    for model in models:
+        gain = [h / a for h, a in zip(rates[model, "H100"], rates[model, "A100"])]
+        print(f"| {model} | {gain[0]:.2f} | {gain[1]:.2f} | {gain[2]:.2f} | {naive:.2f} | {peak / peak_a:.2f} |")
+        found.append([gain[1] / gain[0], gain[2] / gain[0], naive / gain[0], peak / peak_a / gain[0]])
+    means = [sum(abs(error - 1) for error in column) / len(column) for column in zip(*found)]
+    print("| mean error | | " + " | ".join(f"{100 * mean:.0f} %" for mean in means) + " |")
+
+
 def main():
     rows = read()
     single = {}
@@ -133,6 +168,9 @@ def main():
                 f"| {row['gpu']} | {row['count']} | {row['measured'] / one['measured']:.2f} "
                 f"| {row['shipped'] / one['shipped']:.2f} | {row['count']}.00 |"
             )
+
+
+    gains()
 
 
 def base(rows, row):

@@ -88,6 +88,7 @@ pub use search::{
     NAMES,
     fits::{Fit, fits},
     given_stages::plan_stages,
+    least::least_iteration,
     planner,
     portfolio::{generated, plan_all},
 };

@@ -11,10 +11,12 @@
 
 pub mod amount;
 mod bound;
+mod closer;
 mod job;
 mod rank;
 pub mod report;
 mod run;
+mod search;
 mod state;
 mod sweep;
 mod validated;
@@ -25,6 +27,7 @@ pub use job::{
     VaryFile, schema,
 };
 pub use rank::{Bottleneck, Change, CountsData, Efforts, Infeasible, NOISE, Ranking, Row, Table, neighbours, rank};
-pub use run::{Answer, Counts, Effort, Figures, Judge, Planned, Plans, Question, Run, Shard, run};
+pub use run::{Answer, Counts, Effort, Figures, Judge, Planned, Plans, Question, Run, Shard};
+pub use search::run;
 pub use state::{MergeError, Setup, State, merge};
 pub use sweep::{Candidate, Skipped, Sweep, sweep, sweep_of};

@@ -1,25 +1,10 @@
-//! The search over the machines of a sweep: equal machines share a plan, and machines that cannot
-//! enter the table or the front are set aside by a bound.
-//!
-//! ```text
-//! candidates, cheapest bound first ─► bounded? ─► shared? ─► Judge ─► Verdict
-//! ```
-//!
-//! A machine is set aside only if both hold: as many machines as the table has rows are better than
-//! its bound, and one solved machine is at least as fast and as cheap as its bounds. The table and
-//! the front are those of planning every machine alone, for any number of threads and shards.
+//! The words of a run over the machines of a sweep: questions, answers, figures, and the best machines so far.
 
 use crate::{Candidate, Job, Objective, Sweep};
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
-use spipe_base::Faults;
 use spipe_hardware::Hardware;
 use spipe_market::Range;
-use std::collections::{BTreeMap, BTreeSet};
-
-/// The machines that are planned between two looks at the bounds. It does not depend on the number
-/// of threads, so that the counts do not either.
-const BATCH: usize = 16;
+use std::collections::BTreeMap;
 
 /// The effort of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +60,12 @@ pub trait Judge: Sync {
 
     /// Returns a rate of tokens that no plan of this training exceeds on the machine.
     fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64;
+
+    /// Returns a rate of tokens that no plan of this training exceeds on the machine, from a closer look, which ends
+    /// at any rate of at least `enough`; infinite if no plan fits.
+    fn closest_tokens_per_second(&self, hardware: &Hardware, train: usize, _enough: f64) -> f64 {
+        self.most_tokens_per_second(hardware, train)
+    }
 
     /// Returns whether the user has interrupted the work, or its time is up.
     fn is_stopped(&self) -> bool;
@@ -205,144 +196,47 @@ pub struct Question<'a> {
     pub bounds: bool,
 }
 
+/// The machines by key, each with the rates that its trainings do not exceed.
+pub(crate) type Machines<'a> = BTreeMap<&'a str, (Hardware, Vec<f64>)>;
+
 /// A machine of the sweep that is yet to be decided.
-struct Open<'a> {
-    candidate: &'a Candidate,
+pub(crate) struct Open<'a> {
+    pub candidate: &'a Candidate,
     /// The figures that no plan of the machine beats.
-    optimist: Figures,
+    pub optimist: Figures,
     /// The key of those figures.
-    key: (bool, f64),
+    pub key: (bool, f64),
 }
 
-/// Plans the machines of a sweep, starting from the plans that are known.
-///
-/// # Errors
-/// A machine that its own reader refuses.
-pub fn run(question: &Question<'_>, judge: &impl Judge, known: Plans) -> Result<Run, Faults> {
-    let candidates = &question.sweep.candidates;
-    let mut run = Run { plans: known, answers: vec![None; candidates.len()], counts: Counts::default() };
-    let machines = machines(question, judge)?;
-    let mut best = Best { figures: Vec::new(), rows: question.rows };
-    let mut open = open(question, &machines);
-    let mut decided = 0;
-    while !open.is_empty() {
-        let batch = batch(question.bounds.then_some(&best), &mut open, &mut run.counts);
-        let mut fresh: Vec<&str> = Vec::new();
-        for one in &batch {
-            let key = one.candidate.key.as_str();
-            if !run.plans.contains_key(key) && !fresh.contains(&key) {
-                fresh.push(key);
-            }
-        }
-        let found: Vec<Option<Vec<Answer>>> =
-            fresh.par_iter().map(|key| answers(judge, &machines[*key].0, question, Effort::Low)).collect();
-        let mut solved: BTreeSet<&str> = BTreeSet::new();
-        for (key, answers) in fresh.iter().zip(found) {
-            if let Some(answers) = answers {
-                run.plans.insert((*key).to_owned(), answers);
-                solved.insert(key);
-            }
-        }
-        for one in &batch {
-            let Some(answers) = run.plans.get(&one.candidate.key) else {
-                run.counts.left += 1;
-                continue;
-            };
-            if let Some(figures) = Figures::of_answers(question.job, one.candidate, answers) {
-                best.take(figures.key(question.job, question.objective), figures);
-            }
-            run.answers[one.candidate.index] = Some(answers.clone());
-            if solved.remove(one.candidate.key.as_str()) {
-                run.counts.solved += 1;
-            } else {
-                run.counts.shared += 1;
-            }
-        }
-        decided += batch.len();
-        judge.progress(decided + run.counts.bounded, run.counts);
-    }
-    Ok(run)
-}
-
-/// The machines of a shard by key, each with the rates that its trainings do not exceed.
-fn machines<'a>(
-    question: &Question<'a>,
-    judge: &impl Judge,
-) -> Result<BTreeMap<&'a str, (Hardware, Vec<f64>)>, Faults> {
-    let mut distinct: BTreeMap<&str, &Candidate> = BTreeMap::new();
-    for candidate in question.candidates() {
-        distinct.entry(&candidate.key).or_insert(candidate);
-    }
-    let read = |(key, candidate): (&'a str, &Candidate)| {
-        let hardware = Hardware::from_file(&candidate.machine.name, candidate.machine.hardware.clone())?;
-        let trains = 0..question.job.file.train.len();
-        let rates = trains.map(|train| judge.most_tokens_per_second(&hardware, train)).collect();
-        Ok((key, (hardware, rates)))
-    };
-    distinct.into_par_iter().map(read).collect()
-}
-
-/// All machines of a shard, those with the best bounds last.
-fn open<'a>(question: &Question<'a>, machines: &BTreeMap<&str, (Hardware, Vec<f64>)>) -> Vec<Open<'a>> {
-    let bounded = |candidate: &'a Candidate| {
-        // No plan is faster, or draws less than an idle machine.
-        let rates: Vec<(f64, f64, f64)> =
-            machines[candidate.key.as_str()].1.iter().map(|rate| (*rate, 0.0, 0.0)).collect();
-        let optimist = Figures::of(question.job, candidate, &rates);
-        Open { candidate, optimist, key: optimist.key(question.job, question.objective) }
-    };
-    let mut open: Vec<Open<'a>> = question.candidates().map(bounded).collect();
-    open.sort_by(|left, right| {
-        let keys = left.key.0.cmp(&right.key.0).then(left.key.1.total_cmp(&right.key.1));
-        keys.then(left.candidate.index.cmp(&right.candidate.index)).reverse()
-    });
-    open
-}
-
-/// Takes the next machines that no bound sets aside.
-fn batch<'a>(best: Option<&Best>, open: &mut Vec<Open<'a>>, counts: &mut Counts) -> Vec<Open<'a>> {
-    let mut batch = Vec::new();
-    while batch.len() < BATCH
-        && let Some(next) = open.pop()
-    {
-        if best.is_some_and(|best| best.excludes(next.key, &next.optimist)) {
-            counts.bounded += 1;
-        } else {
-            batch.push(next);
-        }
-    }
-    batch
-}
-
-/// Plans all trainings on a machine; `None` if a stop has cut a search short.
-fn answers(judge: &impl Judge, hardware: &Hardware, question: &Question<'_>, effort: Effort) -> Option<Vec<Answer>> {
-    let trains = 0..question.job.file.train.len();
-    trains.map(|train| if judge.is_stopped() { None } else { judge.plan(hardware, train, effort) }).collect()
+/// The figures of a machine at rates that none of its plans exceeds: none draws less than an idle machine.
+pub(crate) fn optimist(job: &Job, candidate: &Candidate, rates: &[f64]) -> Figures {
+    let rates: Vec<(f64, f64, f64)> = rates.iter().map(|rate| (*rate, 0.0, 0.0)).collect();
+    Figures::of(job, candidate, &rates)
 }
 
 impl<'a> Question<'a> {
     /// The machines of the shard.
-    fn candidates(&self) -> impl Iterator<Item = &'a Candidate> + use<'a> {
+    pub(crate) fn candidates(&self) -> impl Iterator<Item = &'a Candidate> + use<'a> {
         let Shard { part, of } = self.shard;
         self.sweep.candidates.iter().filter(move |candidate| candidate.index % of == part - 1)
     }
 }
 
 /// The best machines so far.
-struct Best {
+pub(crate) struct Best {
     /// The keys and figures of solved machines, those of the table first.
-    figures: Vec<((bool, f64), Figures)>,
-    rows: usize,
+    pub figures: Vec<((bool, f64), Figures)>,
+    pub rows: usize,
 }
 
 impl Best {
-    fn take(&mut self, key: (bool, f64), figures: Figures) {
+    pub fn take(&mut self, key: (bool, f64), figures: Figures) {
         let at = self.figures.partition_point(|(other, _)| !better(key, *other));
         self.figures.insert(at, (key, figures));
     }
 
     /// Whether a machine with these optimistic figures can enter neither the table nor the front.
-    fn excludes(&self, key: (bool, f64), figures: &Figures) -> bool {
+    pub fn excludes(&self, key: (bool, f64), figures: &Figures) -> bool {
         let last = self.rows.checked_sub(1).and_then(|last| self.figures.get(last));
         let outside = self.rows == 0 || last.is_some_and(|(last, _)| better(*last, key));
         let dominated = |other: &Figures| {

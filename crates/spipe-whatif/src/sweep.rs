@@ -27,7 +27,7 @@ pub struct Candidate {
     pub condition: Condition,
     /// Its price without tax.
     pub price: MachinePrice,
-    /// The profile without names and sources: machines with equal keys have equal plans.
+    /// The profile without names, sources and drives: machines with equal keys have equal plans.
     pub key: String,
 }
 
@@ -262,16 +262,18 @@ fn holds(rule: &Rule, point: &Point<'_>) -> bool {
     })
 }
 
-/// The profile without names and sources.
+/// The profile without names, sources and drives: no system keeps anything on a drive, so that plans do not depend
+/// on them.
 fn key(hardware: &HardwareFile) -> String {
     let mut file = hardware.clone();
+    let drives: BTreeSet<String> = file.nvme.drain(..).map(|drive| drive.name).collect();
+    file.link.retain(|link| !link.between.iter().any(|end| drives.contains(end)));
     file.name = "machine".into();
     file.description = None;
     file.parts.clear();
     file.socket.iter_mut().for_each(|socket| socket.source = None);
     file.gpu.iter_mut().for_each(|gpu| gpu.source = None);
     file.gpu.iter_mut().filter_map(|gpu| gpu.efficiency.as_mut()).for_each(|efficiency| efficiency.source = None);
-    file.nvme.iter_mut().for_each(|nvme| nvme.source = None);
     file.link.iter_mut().for_each(|link| link.source = None);
     file.to_toml()
 }

@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use spipe_base::Bytes;
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, MemoryKind};
 use spipe_market::{Catalogue, Date};
 use spipe_whatif::{
     Answer, Effort, Job, JobFile, Judge, Objective, Planned, Plans, Question, Ranking, Run, Setup, Shard, State, Sweep,
@@ -26,7 +26,9 @@ impl Judge for Formula {
         let text =
             format!("{:?}", devices.iter().map(|device| (&device.peak, device.memory_bandwidth)).collect::<Vec<_>>());
         let mut random = fastrand(self.seed ^ train as u64, &text);
-        let all: u64 = hardware.memories().iter().map(|memory| memory.capacity.get()).sum();
+        // No system keeps anything on a drive.
+        let held = hardware.memories().iter().filter(|memory| memory.kind != MemoryKind::Nvme);
+        let all: u64 = held.map(|memory| memory.capacity.get()).sum();
         if random() < 0.1 {
             return Some(Answer::Failed("the solver gave up".into()));
         }
@@ -51,6 +53,14 @@ impl Judge for Formula {
 
     fn most_tokens_per_second(&self, hardware: &Hardware, _: usize) -> f64 {
         most(hardware)
+    }
+
+    fn closest_tokens_per_second(&self, hardware: &Hardware, train: usize, _: f64) -> f64 {
+        let most = self.most_tokens_per_second(hardware, train);
+        match self.plan(hardware, train, Effort::Low) {
+            Some(Answer::Planned(plan)) => f64::midpoint(plan.tokens_per_second, most),
+            _ => f64::INFINITY,
+        }
     }
 
     fn is_stopped(&self) -> bool {
@@ -122,7 +132,7 @@ proptest! {
     ) {
         let objective = OBJECTIVES[objective];
         let limits = deadline.map(|days| format!("[limits]\ndeadline = \"{days} d\"\n")).unwrap_or_default();
-        let job = job(&limits);
+        let job = job(&format!("{limits}[vary]\nnvme = [0, 1]\n"));
         let sweep = machines(&job, seed);
         let judge = Formula { seed };
         let ask = |shard, bounds| Question { job: &job, sweep: &sweep, objective, rows, shard, bounds };

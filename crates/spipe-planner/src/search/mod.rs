@@ -1,5 +1,5 @@
 //! Searches: branch and bound over device orders, the portfolio over all systems, exhaustive
-//! search, and the feasibility test.
+//! search, the feasibility test, and bounds alone.
 
 mod branch_and_bound;
 mod exhaust;
@@ -7,6 +7,7 @@ mod exhaustive;
 pub(crate) mod fits;
 pub(crate) mod given_stages;
 mod heuristics;
+pub(crate) mod least;
 mod mobius;
 pub(crate) mod portfolio;
 

@@ -41,8 +41,9 @@ struct Page<'a> {
 #[derive(Serialize)]
 struct Words {
     hours: String,
-    price: String,
-    cost: String,
+    /// Typical, and from lowest to highest.
+    price: [String; 2],
+    cost: [String; 2],
     rate: String,
     per_million: String,
     plan: String,
@@ -50,9 +51,9 @@ struct Words {
     provenance: String,
 }
 
-/// A typical amount with its range.
-fn interval(range: &spipe_market::Range) -> String {
-    format!("{} [{}–{}]", money(range.typical), money(range.low), money(range.high))
+/// A typical amount, and its range.
+fn interval(range: &spipe_market::Range) -> [String; 2] {
+    [money(range.typical), format!("{}–{}", money(range.low), money(range.high))]
 }
 
 /// A number to three significant digits.

@@ -9,10 +9,10 @@ use crate::{
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::{Bytes, LaneRole, SimTime};
-use spipe_cost::{Mode, Optimizer, Parallelism, Workload};
+use spipe_cost::{CostTable, Mode, Optimizer, Parallelism, Workload};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Attention, Model, Precision, Recompute};
-use spipe_plan::System;
+use spipe_plan::{Context, System};
 use spipe_planner::Pins;
 use spipe_sim::{Options, simulate};
 use spipe_trace::{Metrics, Trace};
@@ -61,6 +61,33 @@ impl Training {
         let bounder = Bounder::new(model.clone(), workloads.clone());
         let runtime = train.runtime.as_deref().map(input::runtime).transpose()?;
         Ok(Self { model, workloads, runtime, bounder })
+    }
+
+    /// A rate that no simulated plan exceeds, or any rate from `enough` on that the bounds do not exclude; `None` if
+    /// no plan fits.
+    fn most_simulated(&self, hardware: &Hardware, systems: &[System], enough: f64) -> Option<f64> {
+        let options = spipe_planner::Options {
+            effort: Some(counted(Effort::Low)),
+            time_limit: Duration::MAX,
+            ..spipe_planner::Options::default()
+        };
+        let mut most = None;
+        for workload in &self.workloads {
+            // A model without times is refused by the search, which says why.
+            let Ok(cost) = CostTable::new(&self.model, hardware, workload) else { return Some(f64::INFINITY) };
+            let context = Context { model: &self.model, hardware, cost: &cost };
+            let tokens = workload.tokens() as f64;
+            let wanted = SimTime::ns((tokens / enough * 1e9).min(u64::MAX as f64) as u64);
+            let least = spipe_planner::least_iteration((context, systems), &options, wanted);
+            if least < SimTime::MAX {
+                let rate = tokens / least.to_seconds().get();
+                most = Some(most.map_or(rate, |most: f64| most.max(rate)));
+            }
+            if most.is_some_and(|most| most >= enough) {
+                break;
+            }
+        }
+        most
     }
 
     /// The machine as the training's runtime finds it.
@@ -160,6 +187,19 @@ impl Judge for Planner {
     fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64 {
         let training = &self.trainings[train];
         training.bounder.most_tokens_per_second(&training.machine(hardware)).min(f64::MAX)
+    }
+
+    fn closest_tokens_per_second(&self, hardware: &Hardware, train: usize, enough: f64) -> f64 {
+        let training = &self.trainings[train];
+        let parallel = data_parallel(training, hardware).map_or(0.0, |plan| plan.tokens_per_second);
+        if parallel >= enough {
+            return parallel;
+        }
+        match training.most_simulated(&training.machine(hardware), &self.systems, enough) {
+            Some(rate) => rate.max(parallel),
+            None if parallel > 0.0 => parallel,
+            None => f64::INFINITY,
+        }
     }
 
     fn is_stopped(&self) -> bool {
