@@ -57,6 +57,10 @@ pub enum Payload {
     Reload,
     /// Updated parameters, back to their home memory.
     WriteBack,
+    /// Optimizer state, from the drive that keeps it to the memory of its step.
+    StateIn,
+    /// Optimizer state, back to that drive.
+    StateOut,
 }
 
 /// The pattern of an exchange among several devices.
@@ -84,9 +88,9 @@ pub enum LaneRole {
     Channel,
     /// Workers that run the optimizer on a CPU.
     Optimizer,
-    /// Reads from NVMe.
+    /// Reads from a drive.
     NvmeIn,
-    /// Writes to NVMe.
+    /// Writes to a drive.
     NvmeOut,
 }
 
@@ -132,7 +136,7 @@ impl UnknownWord {
     }
 }
 
-const KINDS: [(&str, ActionKind); 22] = [
+const KINDS: [(&str, ActionKind); 24] = [
     ("forward", ActionKind::Forward),
     ("recompute", ActionKind::Recompute),
     ("backward", ActionKind::Backward),
@@ -146,6 +150,8 @@ const KINDS: [(&str, ActionKind); 22] = [
     ("offload", ActionKind::Copy(Payload::Offload)),
     ("reload", ActionKind::Copy(Payload::Reload)),
     ("write-back", ActionKind::Copy(Payload::WriteBack)),
+    ("state-in", ActionKind::Copy(Payload::StateIn)),
+    ("state-out", ActionKind::Copy(Payload::StateOut)),
     ("accumulate", ActionKind::Accumulate),
     ("norm", ActionKind::Norm),
     ("optimizer-step", ActionKind::OptimizerStep),

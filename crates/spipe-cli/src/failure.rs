@@ -86,6 +86,7 @@ impl From<RunError> for Failure {
             RunError::Unsupported(faults) => Self::Input(faults),
             RunError::NoDevice { .. } => Self::NoDevice(diagnostic),
             RunError::Data(_) | RunError::Checkpoint(_) | RunError::Weights(_) => Self::input(diagnostic),
+            RunError::Drive(_) => Self::input(diagnostic),
             RunError::OutOfMemory(_)
             | RunError::Exceeded { .. }
             | RunError::Lane { .. }

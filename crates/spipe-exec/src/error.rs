@@ -34,6 +34,9 @@ pub enum RunError {
     /// Weights that cannot be read or written, or that belong to another model.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// The file of a drive cannot be made or filled; nothing has run.
+    #[error("{0}")]
+    Drive(TaskError),
     /// An action needs memory that no running action can free.
     #[error(
         "{} needs {} in `{}`, which has {} free",
@@ -88,6 +91,10 @@ impl RunError {
                 "the plan counts less than what tensors come to here: plan with {} more of `reserved` in the profile",
                 (*held - *capacity).up_to_printed()
             )),
+            Self::Lane { error: TaskError::Drive { .. }, .. } => {
+                Some("checkpoints are as they were: mend the drive, then go on with `--resume`".into())
+            }
+            Self::Drive { .. } => Some("name a folder with enough room with `--drive NAME=FOLDER`".into()),
             Self::Checkpoint(error) => error.hint(),
             Self::NotFinite { .. } => {
                 Some("a smaller learning rate may help; checkpoints before that step are good".into())

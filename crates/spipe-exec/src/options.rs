@@ -5,7 +5,7 @@ use crate::{
     optimizer::{Schedule, StepSettings},
     persist::checkpoint::{Checkpoint, Checkpoints},
 };
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 /// How a program is run.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,6 +26,8 @@ pub struct Options {
     pub checkpoints: Option<Checkpoints>,
     /// The checkpoint to resume from.
     pub resume: Option<Checkpoint>,
+    /// The folder of the file that stands for each drive, by the drive's name.
+    pub drives: BTreeMap<String, PathBuf>,
     /// Weights in the layout of Hugging Face, a file or a folder, to start from.
     pub weights: Option<PathBuf>,
     /// The folder in which weights of that layout are saved at the end.
@@ -48,6 +50,7 @@ impl Options {
             keep_gradients: false,
             checkpoints: None,
             resume: None,
+            drives: BTreeMap::new(),
             weights: None,
             save_weights: None,
             adapter: None,

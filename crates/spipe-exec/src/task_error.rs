@@ -1,7 +1,7 @@
 //! Why an action of a run failed.
 
 use spipe_base::BufferId;
-use std::{borrow::Cow, fmt::Debug, io};
+use std::{borrow::Cow, fmt::Debug, io, path::Path};
 
 /// Why an action failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,6 +29,16 @@ pub enum TaskError {
     Io {
         /// The file, or the tensor in it.
         file: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// The file of a drive cannot be read or written, or holds other bytes than were written.
+    #[error("`{file}` cannot be {what}: {reason}")]
+    Drive {
+        /// The file.
+        file: String,
+        /// What was tried: "read" or "written".
+        what: &'static str,
         /// The system's words.
         reason: String,
     },
@@ -75,6 +85,11 @@ impl TaskError {
     /// The failure to read `file`.
     pub(crate) fn io(file: impl Into<String>, error: &io::Error) -> Self {
         Self::Io { file: file.into(), reason: error.to_string() }
+    }
+
+    /// The failure of the file of a drive.
+    pub(crate) fn drive(file: &Path, what: &'static str, error: &io::Error) -> Self {
+        Self::Drive { file: file.display().to_string(), what, reason: error.to_string() }
     }
 
     /// A contradiction in the program or in a file.

@@ -59,12 +59,14 @@ pub struct Stage {
     /// The CPU socket that holds the optimizer state and runs the optimizer step; `None` for the
     /// stage's own device.
     pub optimizer: Option<DeviceId>,
+    /// The drive that keeps the optimizer state between steps; `None` for the memory of the step.
+    pub state: Option<MemoryId>,
 }
 
 impl Stage {
     /// A stage with everything on its device and no recompute.
     pub const fn new(device: DeviceId, layers: LayerRange) -> Self {
-        Self { device, layers, recomputed: 0, offload: None, weights: Weights::Resident, optimizer: None }
+        Self { device, layers, recomputed: 0, offload: None, weights: Weights::Resident, optimizer: None, state: None }
     }
 
     /// The same stage with its first `recomputed` layers recomputed.
@@ -80,6 +82,11 @@ impl Stage {
     /// The same stage with its optimizer on a CPU socket.
     pub const fn with_optimizer_on(self, socket: DeviceId) -> Self {
         Self { optimizer: Some(socket), ..self }
+    }
+
+    /// The same stage with its optimizer state on a drive.
+    pub const fn with_state_on(self, drive: MemoryId) -> Self {
+        Self { state: Some(drive), ..self }
     }
 
     /// The same stage with its parameters streamed from `memory`.

@@ -37,6 +37,9 @@ pub struct StageFile {
     /// The CPU socket that runs the optimizer step; without it the device does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub optimizer_on: Option<String>,
+    /// The drive that keeps the optimizer state between steps; without it the memory of the step does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub state_on: Option<String>,
 }
 
 impl StageFile {
@@ -66,6 +69,7 @@ impl StageFile {
                 Weights::Streamed(home) => Some(memory(home)),
             },
             optimizer_on: stage.optimizer.map(|socket| hardware.devices()[socket].name.clone()),
+            state_on: stage.state.map(memory),
         }
     }
 
@@ -85,7 +89,8 @@ impl StageFile {
         let home = self.weights_in.as_deref().map(|name| memory(name, hardware)).transpose()?;
         let optimizer = self.optimizer_on.as_deref().map(|name| self::device(name, hardware)).transpose()?;
         let weights = home.map_or(Weights::Resident, Weights::Streamed);
-        Ok(Stage { device, layers, recomputed, offload, weights, optimizer })
+        let state = self.state_on.as_deref().map(|name| memory(name, hardware)).transpose()?;
+        Ok(Stage { device, layers, recomputed, offload, weights, optimizer, state })
     }
 
     /// The number of recomputed layers at the front. The choices must cover `layers` in order.

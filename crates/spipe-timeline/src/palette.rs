@@ -51,7 +51,9 @@ impl Family {
             ActionKind::BackwardInput => Self::BackwardInput,
             ActionKind::BackwardWeight => Self::BackwardWeight,
             ActionKind::Copy(Payload::Activation | Payload::Gradient) => Self::Boundary,
-            ActionKind::Copy(Payload::WeightsIn | Payload::GradientsOut | Payload::WriteBack) => Self::Weights,
+            ActionKind::Copy(
+                Payload::WeightsIn | Payload::GradientsOut | Payload::WriteBack | Payload::StateIn | Payload::StateOut,
+            ) => Self::Weights,
             ActionKind::Copy(Payload::Checkpoint | Payload::Offload | Payload::Reload) => Self::Offload,
             ActionKind::Collective(_) => Self::Collective,
             ActionKind::Accumulate | ActionKind::Norm | ActionKind::OptimizerStep => Self::Optimizer,

@@ -84,6 +84,10 @@ pub struct Plan {
     /// system=1f1b, microbatch=2, or a knob such as head-start=1
     #[arg(long)]
     pub pin: Vec<String>,
+    /// Keep the optimizer state of all steps on the CPU on this drive, such as nvme0; without it, drives
+    /// hold what DRAM does not
+    #[arg(long, value_name = "DRIVE", conflicts_with = "improve")]
+    pub state_on: Option<String>,
     /// Find the largest value of this for which a plan fits
     #[arg(long, value_enum)]
     pub solve_for: Option<Unknown>,

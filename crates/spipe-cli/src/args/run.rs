@@ -73,6 +73,10 @@ pub struct Run {
     /// Resume from the newest intact checkpoint in --checkpoint-dir
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
+    /// The folder for the file that stands for a drive of the plan, such as nvme0=/mnt/nvme; may be
+    /// repeated. The file holds optimizer state while the plan runs
+    #[arg(long = "drive", value_name = "NAME=FOLDER")]
+    pub drives: Vec<String>,
     /// Weights to start from, in the format of transformers: a .safetensors file, or a folder with
     /// model.safetensors or its index
     #[arg(long)]

@@ -13,8 +13,9 @@ use crate::{
     report,
 };
 use serde::Serialize;
-use spipe_base::Diagnostic;
-use spipe_plan::{OutcomeStatus, Plan, System};
+use spipe_base::{Diagnostic, MemoryId};
+use spipe_hardware::{Hardware, MemoryKind};
+use spipe_plan::{OutcomeStatus, Plan, System, keeps_state_on_drives};
 use std::time::Duration;
 
 /// Finds a plan, prints and writes it, or reports why there is none.
@@ -76,6 +77,8 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
         start: task.start.clone(),
         host_help: true,
         hint: !what.no_hint,
+        state_on: what.state_on.as_deref().map(|name| drive(&task.hardware, name)).transpose()?,
+        on_drives: None,
     };
     let found = planning::search(&request);
     watch.end();
@@ -108,6 +111,20 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     }
 }
 
+/// The drive of this name.
+fn drive(hardware: &Hardware, name: &str) -> Result<MemoryId, Failure> {
+    let is_drive = |id: &MemoryId| hardware.memories()[*id].kind == MemoryKind::Nvme;
+    hardware.memory(name).filter(is_drive).ok_or_else(|| {
+        let all = hardware.memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);
+        let names: Vec<&str> = all.map(|memory| memory.name.as_str()).collect();
+        let hint = match names.as_slice() {
+            [] => "it has none: add `[[nvme]]` and its link to the hardware file".to_owned(),
+            names => format!("its drives are {}", names.join(", ")),
+        };
+        Failure::argument(format!("`{}` has no drive `{name}`", hardware.name()), hint)
+    })
+}
+
 /// The number of threads: at most one for each core.
 fn threads(what: &args::Plan) -> Result<usize, Failure> {
     if what.threads == Some(0) {
@@ -131,7 +148,7 @@ fn talk_about(plan: &Plan) {
 }
 
 /// The least memory for some plan, in the time that the search has left, or a tenth of a second
-/// where it counts steps. It is not sought for given stages.
+/// where it counts steps. It is not sought for given stages, and unknown where drives help out.
 fn least(request: &Request<'_>, found: &Found, watch: &Watch) -> Vec<Least> {
     if request.pins.given_stages().is_some() {
         return Vec::new();
@@ -139,6 +156,10 @@ fn least(request: &Request<'_>, found: &Found, watch: &Watch) -> Vec<Least> {
     let left = request.time_limit.saturating_sub(watch.elapsed());
     let limit = if request.effort.is_some() { LEAST_BY_STEPS } else { left.min(MOST_FOR_LEAST) };
     let memories: Vec<_> = found.plan.peaks().into_iter().collect();
+    if keeps_state_on_drives(found.plan.placement()) {
+        let unknown = |(memory, _)| Least { memory, capacity: None, iteration: None };
+        return memories.into_iter().map(unknown).collect();
+    }
     planning::least(request, &memories, limit)
 }
 

@@ -197,6 +197,8 @@ fn answer(question: &Question<'_>) -> Result<Option<Answer>, Failure> {
         pins: Pins::default(),
         start: None,
         host_help: true,
+        state_on: None,
+        on_drives: None,
         hint: false,
     });
     match found {

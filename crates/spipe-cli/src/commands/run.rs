@@ -14,7 +14,7 @@ use spipe_cost::Mode;
 use spipe_exec::{Schedule, StepSettings};
 
 /// The options of training.
-const OF_TRAINING: [&str; 10] = [
+const OF_TRAINING: [&str; 11] = [
     "learning-rate",
     "warmup-steps",
     "decay",
@@ -23,6 +23,7 @@ const OF_TRAINING: [&str; 10] = [
     "checkpoint-every",
     "resume",
     "save-weights",
+    "drive",
     "adapter",
     "save-adapter",
 ];

@@ -76,6 +76,8 @@ impl<'a> Explained<'a> {
             pins: what.pins.clone(),
             start: what.start.clone(),
             host_help: true,
+            state_on: None,
+            on_drives: None,
             effort: Some(spipe_planner::Effort::Low),
             watch: None,
             hint: false,

@@ -21,6 +21,11 @@ impl<'a> Evaluator<'a> {
         Self { context }
     }
 
+    /// The context of the placements.
+    pub const fn context(&self) -> Context<'a> {
+        self.context
+    }
+
     fn program(&self, placement: &Placement) -> Option<Program> {
         lower(&self.context, placement).ok()
     }

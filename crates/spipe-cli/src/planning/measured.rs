@@ -93,6 +93,8 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         pins: pinned.pins,
         start: None,
         host_help: true,
+        state_on: None,
+        on_drives: None,
         effort: what.effort.map(Into::into),
         watch: None,
         hint: false,

@@ -1,7 +1,9 @@
 //! The search over the sizes of microbatches.
 
 use super::{
-    Ended, Evaluator, Found, Request, by_layer, gap, readable, refusal, remedies,
+    Ended, Evaluator, Found, OnDrives, Request, by_layer,
+    drives::{self, Moved},
+    gap, readable, refusal, remedies,
     sizes::{ROUNDING, Sizes},
     watch::Watched,
 };
@@ -42,12 +44,59 @@ const FASTEST: u32 = 3;
 ///    searched again, the one with the fastest plan first. Each takes three quarters of the
 ///    remaining time, the last one all of it.
 /// 4. Time that is left goes to the size with the fastest plan, starting from that plan.
+///
+/// Where no plan fits the memories, and the machine has drives, optimizer state may be on them.
 pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
+    let refused = match request.state_on {
+        Some(_) => Refused { error: no_drive(), left: request.time_limit, settled: false },
+        None => match in_memory(request) {
+            Ok(found) => return Ok(found),
+            Err(Unsuccessful::Failed(failure)) => return Err(failure),
+            Err(Unsuccessful::Refused(refused)) => refused,
+        },
+    };
+    if let Some(roomy) = drives::roomy(request, request.state_on) {
+        let on_drives = Some(OnDrives { machine: request.hardware, on: request.state_on });
+        match in_memory(&Request { hardware: &roomy, on_drives, start: None, ..request.clone() }) {
+            Ok(found) => return Ok(found),
+            Err(Unsuccessful::Failed(failure)) => return Err(failure),
+            Err(Unsuccessful::Refused(_)) => {}
+        }
+    }
+    let Refused { error, left, settled } = refused;
+    Err(if settled { remedies::settled(request, &error) } else { remedies::refusal(request, &error, left) })
+}
+
+/// Why a search has no plan.
+enum Unsuccessful {
+    Refused(Refused),
+    Failed(Failure),
+}
+
+/// A request that no plan satisfies.
+struct Refused {
+    error: PlanError,
+    /// The time that is left for remedies.
+    left: Duration,
+    /// Whether a sum settles it.
+    settled: bool,
+}
+
+impl From<Failure> for Unsuccessful {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+/// The plan with the fastest simulated iteration among those that the machine's memories hold.
+fn in_memory(request: &Request<'_>) -> Result<Found, Unsuccessful> {
     let mut search =
         Search { request, planner: planner(request.planner)?, start: Instant::now(), sizes: Sizes::default() };
-    enough_in_total(request)?;
+    if let Err(error) = enough_in_total(request) {
+        return Err(Unsuccessful::Refused(Refused { error, left: search.left(), settled: true }));
+    }
     if !request.systems.iter().any(|system| request.pins.suit(*system)) {
-        return Err(remedies::refusal(request, &no_pinned(), search.left()));
+        return Err(Unsuccessful::Refused(Refused { error: no_pinned(), left: search.left(), settled: false }));
     }
     search.all_sizes()?;
     search.sizes.keep_start(request);
@@ -55,12 +104,12 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
 }
 
 /// Refuses at once a model that all memories of the machine together cannot hold.
-fn enough_in_total(request: &Request<'_>) -> Result<(), Failure> {
+fn enough_in_total(request: &Request<'_>) -> Result<(), PlanError> {
     for workload in request.workloads.iter().take(1) {
         // A model without times is refused later.
         let Ok(cost) = CostTable::new(request.model, request.hardware, workload) else { continue };
         let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-        spipe_planner::enough_in_total(&context).map_err(|error| remedies::settled(request, &error))?;
+        spipe_planner::enough_in_total(&context)?;
     }
     Ok(())
 }
@@ -198,17 +247,16 @@ impl Search<'_> {
     }
 
     /// The best plan with the bound over all sizes, or why there is none.
-    fn conclude(self) -> Result<Found, Failure> {
+    fn conclude(self) -> Result<Found, Unsuccessful> {
         let (request, left) = (self.request, self.left());
         let Sizes { best, .. } = &self.sizes;
         let Some((workload, solution)) = best else {
+            let refused = |error| Unsuccessful::Refused(Refused { error, left, settled: false });
             return Err(match self.sizes.refusal() {
-                None => Failure::Bug("a search without sizes of microbatches".into()),
-                Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => {
-                    remedies::refusal(request, &error, left)
-                }
-                Some(PlanError::NoSystem) if !request.pins.is_empty() => remedies::refusal(request, &no_pinned(), left),
-                Some(error) => refusal::failure(&error),
+                None => Failure::Bug("a search without sizes of microbatches".into()).into(),
+                Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => refused(error),
+                Some(PlanError::NoSystem) if !request.pins.is_empty() => refused(no_pinned()),
+                Some(error) => refusal::failure(&error).into(),
             });
         };
         let (workload, mut solution) = (*workload, solution.clone());
@@ -236,13 +284,16 @@ impl Search<'_> {
             Ended::Interrupted | Ended::Limit(_) => OutcomeStatus::Stopped,
             Ended::Exhausted | Ended::Effort(_) => OutcomeStatus::Feasible,
         };
+        if request.on_drives.is_some() {
+            return Ok(Found::new(request, workload, (solution, ended, None))?);
+        }
         // A heuristic's plan is given as it is.
         let chooses = self.planner.claim() == Claim::OptimalWithinGap;
         let Some(watch) = request.watch.filter(|_| chooses) else {
             let found = (solution.simulated, solution.placement);
             (solution.simulated, solution.placement) = by_layer::least_memory(request, &workload, found);
             solution.gap = gap(solution.simulated, solution.bound);
-            return Found::new(request, workload, (solution, ended, None));
+            return Ok(Found::new(request, workload, (solution, ended, None))?);
         };
         let fastest = solution.simulated;
         let limits = (self.sizes.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
@@ -251,7 +302,18 @@ impl Search<'_> {
         let (simulated, placement) = by_layer::least_memory(request, &workload, (simulated, placement));
         solution.gap = gap(simulated, solution.bound);
         (solution.simulated, solution.placement) = (simulated, placement);
-        Found::new(request, workload, (solution, ended, Some(fastest).filter(|fastest| *fastest < simulated)))
+        let fastest = Some(fastest).filter(|fastest| *fastest < simulated);
+        Ok(Found::new(request, workload, (solution, ended, fastest))?)
+    }
+}
+
+/// The refusal of a named drive.
+fn no_drive() -> PlanError {
+    PlanError::Infeasible {
+        reason: "no placement of the allowed systems keeps its optimizer state on the drive".into(),
+        hint: "name a system whose optimizer steps run on the CPU, such as `--system zero-infinity`".into(),
+        missing: None,
+        certain: true,
     }
 }
 
@@ -278,16 +340,37 @@ fn one_size(
     workload: &Workload,
     options: Options,
 ) -> Result<Solution, PlanError> {
-    let cost = CostTable::new(request.model, request.hardware, workload).map_err(|error| PlanError::Infeasible {
-        reason: error.to_string(),
-        hint: "add its times for one of the devices to the model file".into(),
-        missing: None,
-        certain: true,
-    })?;
+    let table = |hardware| {
+        CostTable::new(request.model, hardware, workload).map_err(|error| PlanError::Infeasible {
+            reason: error.to_string(),
+            hint: "add its times for one of the devices to the model file".into(),
+            missing: None,
+            certain: true,
+        })
+    };
+    let cost = table(request.hardware)?;
     let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-    let evaluator = Watched { evaluator: Evaluator::new(context), watch: request.watch, workload: *workload };
+    let Some(OnDrives { machine, on }) = request.on_drives else {
+        let evaluator = Watched { evaluator: Evaluator::new(context), watch: request.watch, workload: *workload };
+        return solved((request, planner), context, (options, &evaluator));
+    };
+    let cost = table(machine)?;
+    let evaluator = Evaluator::new(Context { model: request.model, hardware: machine, cost: &cost });
+    let moved = Moved { evaluator, on, watch: request.watch, workload: *workload };
+    let found = solved((request, planner), context, (options, &moved))?;
+    match moved.placement(&found.placement) {
+        Some(placement) => Ok(Solution { placement, ..found }),
+        None => Err(no_drive()),
+    }
+}
+
+fn solved(
+    (request, planner): (&Request<'_>, &dyn Planner),
+    context: Context<'_>,
+    (options, evaluator): (Options, &dyn spipe_planner::Evaluator),
+) -> Result<Solution, PlanError> {
     let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
-    let problem = Problem { context, systems, options, evaluator: &evaluator, stop: request.stop };
+    let problem = Problem { context, systems, options, evaluator, stop: request.stop };
     if request.pins.given_stages().is_some() {
         spipe_planner::plan_stages(&problem)
     } else if planner.claim() == Claim::OptimalWithinGap {

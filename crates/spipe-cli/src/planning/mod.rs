@@ -7,6 +7,7 @@
 //!                                  sensitivity (10 % more of each resource) ◄─┤
 //!                                                      pareto (less memory) ◄─┘
 //! by_layer   checkpointing layer by layer
+//! drives     plans whose optimizer state is on drives
 //! layout     the stages of `--layout`, and all conditions of the command line
 //! measured   the plans of measured runs, for `spipe fit`
 //! task       model, machine and workload, from the options of `spipe plan`
@@ -19,6 +20,7 @@
 //! ```
 
 mod by_layer;
+mod drives;
 mod evaluator;
 mod fits;
 pub mod layout;
@@ -40,6 +42,7 @@ pub mod training;
 mod watch;
 mod workloads;
 
+pub use drives::OnDrives;
 pub use evaluator::{Evaluator, program};
 pub use least::{Least, least};
 pub use microbatch_search::search;
@@ -47,7 +50,7 @@ pub use watch::Watch;
 pub use workloads::workloads;
 
 use crate::Failure;
-use spipe_base::SimTime;
+use spipe_base::{MemoryId, SimTime};
 use spipe_cost::Workload;
 use spipe_fit::Class;
 use spipe_hardware::Hardware;
@@ -84,6 +87,10 @@ pub struct Request<'a> {
     pub host_help: bool,
     /// Whether a refusal looks for remedies.
     pub hint: bool,
+    /// The drive that must hold all optimizer state that hosts step, if one is named.
+    pub state_on: Option<MemoryId>,
+    /// The machine as it is, where `hardware` has the room of the drives in its DRAMs.
+    pub on_drives: Option<OnDrives<'a>>,
 }
 
 /// A plan with the result of its search.
@@ -144,7 +151,8 @@ impl Found {
         workload: Workload,
         (solution, ended, fastest): (Solution, Ended, Option<SimTime>),
     ) -> Result<Self, Failure> {
-        let plan = Plan::new(request.model.clone(), request.hardware.clone(), workload, solution.placement.clone())?;
+        let hardware = request.on_drives.map_or(request.hardware, |on| on.machine);
+        let plan = Plan::new(request.model.clone(), hardware.clone(), workload, solution.placement.clone())?;
         let own = spipe_planner::SYSTEMS.contains(&solution.placement.system)
             || (request.planner == "mobius-mip" && solution.placement.system == System::Mobius);
         let planner = match request.pins.given_stages() {

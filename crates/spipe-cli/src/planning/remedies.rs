@@ -76,12 +76,13 @@ pub fn settled(request: &Request<'_>, error: &PlanError) -> Failure {
     Failure::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
 }
 
-/// The drives of a machine that lacks memory: plans keep nothing on them.
+/// The drives of a machine that lacks memory: plans with optimizer state on them do not fit either.
 fn drives(hardware: &Hardware) -> Option<String> {
     let drives = hardware.memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);
     let words: Vec<String> = drives.map(|drive| format!("`{}` ({})", drive.name, drive.capacity)).collect();
-    let (verb, they) = if words.len() == 1 { ("is", "it") } else { ("are", "them") };
-    (!words.is_empty()).then(|| format!("{} {verb} left out: plans keep nothing on {they}", words.join(", ")))
+    let (verb, they) = if words.len() == 1 { ("does", "it") } else { ("do", "them") };
+    let named = words.join(", ");
+    (!words.is_empty()).then(|| format!("{named} {verb} not help: plans keep optimizer state alone on {they}"))
 }
 
 /// The option with the fastest plan per token, in words, with the time of that plan: each is planned

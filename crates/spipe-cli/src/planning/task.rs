@@ -138,6 +138,7 @@ pub fn idle(what: &args::Plan, given: &Given, (task, systems): (&Task, &[System]
                 "gradients",
                 "master",
                 "optimizer-in-backward",
+                "state-on",
             ],
             "in inference",
             "leave it out, or plan with `--mode train`",

@@ -145,7 +145,10 @@ fn stages(
         row.extend(stepped.then(|| match context.steps(&kind.stage) {
             _ if !kind.trained => "not trained".into(),
             own if own == kind.stage.device => here,
-            socket => context.hardware.devices()[socket].name.clone(),
+            socket => {
+                let name = &context.hardware.devices()[socket].name;
+                kind.stage.state.map_or_else(|| name.clone(), |drive| format!("{name}, state on {}", memory(drive)))
+            }
         }));
         let parameters = count((kind.parameters * times) as f64);
         let of_each = if times == 1 { String::new() } else { format!("{times} × ") };

@@ -1,8 +1,11 @@
-//! Checkpoints and weights: where a run writes them, and what it starts or resumes from.
+//! Checkpoints, drives and weights: where a run writes them, and what it starts or resumes from.
 
 use crate::{Failure, args, output, output::Target};
 use spipe_exec::{Checkpoint, Checkpoints, RunError};
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 /// The files that transformers reads beside weights.
 const COMPANIONS: [&str; 9] = [
@@ -24,6 +27,8 @@ pub struct Persistence {
     pub checkpoints: Option<Checkpoints>,
     /// The checkpoint to resume from.
     pub resume: Option<Checkpoint>,
+    /// The folder for the file of each drive, by the drive's name.
+    pub drives: BTreeMap<String, PathBuf>,
     /// The weights to start from.
     pub weights: Option<PathBuf>,
     /// The folder for the weights at the end.
@@ -41,8 +46,9 @@ impl Persistence {
         let save_weights = what.save_weights.as_ref().map(PathBuf::from);
         let adapter = what.adapter.as_ref().map(PathBuf::from);
         let save_adapter = what.save_adapter.as_ref().map(PathBuf::from);
+        let drives = what.drives.iter().map(|given| drive(given)).collect::<Result<_, Failure>>()?;
         let Some(folder) = what.checkpoint_dir.as_ref().map(PathBuf::from) else {
-            return Ok(Self { weights, save_weights, adapter, save_adapter, ..Self::default() });
+            return Ok(Self { drives, weights, save_weights, adapter, save_adapter, ..Self::default() });
         };
         let mut resume = None;
         if what.resume {
@@ -57,7 +63,7 @@ impl Persistence {
             resume = newest.checkpoint;
         }
         let checkpoints = Some(Checkpoints { folder, every: what.checkpoint_every });
-        Ok(Self { checkpoints, resume, weights, save_weights, adapter, save_adapter })
+        Ok(Self { checkpoints, resume, drives, weights, save_weights, adapter, save_adapter })
     }
 
     /// Copies the files that transformers needs beside weights from the folder of the first weights
@@ -73,6 +79,18 @@ impl Persistence {
     pub fn step(&self) -> u32 {
         self.resume.as_ref().map_or(0, Checkpoint::step)
     }
+}
+
+/// A drive and its folder, as `nvme0=/mnt/nvme` gives them.
+fn drive(given: &str) -> Result<(String, PathBuf), Failure> {
+    let parts = given.split_once('=').filter(|(name, folder)| !name.is_empty() && !folder.is_empty());
+    let (name, folder) = parts.ok_or_else(|| {
+        Failure::argument(format!("`{given}` names no drive with a folder"), "write `--drive nvme0=/mnt/nvme`")
+    })?;
+    if !Path::new(folder).is_dir() {
+        return Err(Failure::argument(format!("`{folder}` is no folder"), "make it first, on the drive"));
+    }
+    Ok((name.to_owned(), PathBuf::from(folder)))
 }
 
 /// Copies the files that transformers needs beside weights, where they are missing; none if `from` is a

@@ -36,6 +36,7 @@ impl Run<'_> {
             schedule: self.schedule,
             checkpoints: self.persistence.checkpoints.clone(),
             resume: self.persistence.resume.clone(),
+            drives: self.persistence.drives.clone(),
             weights: self.persistence.weights.clone(),
             save_weights: self.persistence.save_weights.clone(),
             adapter: self.persistence.adapter.clone(),

@@ -35,7 +35,7 @@ impl Interpreter<'_> {
                     };
                     self.value_of(id, layers.iter().map(host).collect::<Result<_, TaskError>>()?)
                 }
-                Content::OptimizerState(layers) => self.optimizer_state(id, layers)?,
+                Content::OptimizerState(layers) => self.placed(id, self.optimizer_state(id, layers)?)?,
                 Content::Shared(user) => self.shared_at_first(id, user)?,
                 Content::Cache(_) => {
                     let here = (buffer.content, buffer.memory);

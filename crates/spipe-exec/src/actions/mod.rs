@@ -2,6 +2,7 @@
 //! and puts values back.
 
 mod compute;
+pub(crate) mod drives;
 mod inference;
 mod initial;
 mod norm;
@@ -22,6 +23,7 @@ pub(crate) use precision::LossScales;
 
 use crate::{
     actions::{
+        drives::Drives,
         pacer::Pacer,
         store::{HostLayer, Instance, Store, Value},
         task::Task,
@@ -60,6 +62,8 @@ pub(crate) struct Interpreter<'a> {
     pub numerics: Numerics,
     pub initial_state: InitialState,
     pub store: Store,
+    /// The files that stand for drives.
+    pub drives: Drives,
     pub pacer: Pacer,
     /// The gradients of the first step by layer and part, if the options ask for them.
     pub first_gradients: Option<Mutex<FirstGradients>>,
@@ -131,6 +135,8 @@ impl Interpreter<'_> {
             Task::Reduce { from, to, adds } => {
                 self.paced(action, stopped, || self.reduce(iteration, from, (*to, *adds)))
             }
+            Task::ReadState { from, to } => self.paced(action, stopped, || self.read_state(iteration, *from, *to)),
+            Task::WriteState { from, to } => self.paced(action, stopped, || self.write_state(iteration, *from, *to)),
             Task::Step(step) => self.step(iteration, step),
             Task::Norm { gradients, to } => self.sum_squares(iteration, (action, *gradients), *to),
             Task::Check { norms, states } => self.check(iteration, (norms, states)),

@@ -6,11 +6,12 @@ use crate::{
         Matrix,
         passes::{PendingBackward, SavedActivations, Tracked},
     },
-    optimizer::{DeviceMoments, TensorState},
+    optimizer::{DeviceMoments, Slot, TensorState},
+    persist::drive::Place,
     stored::{Cache, Stored, StoredPair, StoredTensors, matrix_bytes},
     task_error::TaskError,
 };
-use burn::tensor::TensorData;
+use burn::tensor::{Shape, TensorData};
 use spipe_base::{BufferId, Bytes};
 use std::{
     collections::BTreeMap,
@@ -33,6 +34,8 @@ pub(crate) enum Value {
     /// Optimizer state: in host memory, or in the memory of a device that runs the step there.
     State(Box<State>),
     DeviceState(Box<DeviceState>),
+    /// Optimizer state in the file of a drive.
+    OnDrive(Box<OnDrive>),
     /// State and parameters before a step.
     Log(Box<StepLog>),
     /// An activation or the gradient of one.
@@ -66,6 +69,24 @@ pub(crate) struct State<T = TensorData, M = TensorState> {
 
 /// Optimizer state in the memory of a device.
 pub(crate) type DeviceState = State<Matrix, DeviceMoments>;
+
+/// An optimizer state in the file of a drive.
+#[derive(Clone, Debug)]
+pub(crate) struct OnDrive {
+    pub place: Place,
+    /// The shapes of the parameters in f32, if the state has them.
+    pub masters: Option<Vec<Vec<Shape>>>,
+    /// By layer and tensor: the buffers, and the number of steps in them.
+    pub tensors: Vec<Vec<(Vec<Slot>, u32)>>,
+    pub squares: f64,
+}
+
+impl OnDrive {
+    /// Bytes of its numbers.
+    pub const fn bytes(&self) -> Bytes {
+        Bytes::new(self.place.bytes() as u64)
+    }
+}
 
 /// Optimizer state wherever it is. A tensor is named by the positions of its layer in the state and
 /// of itself in the layer.
@@ -180,6 +201,7 @@ impl Value {
             Self::Host(layers) => Some(host_bytes(layers.iter().map(AsRef::as_ref))),
             Self::State(state) => Some(state.bytes()),
             Self::DeviceState(state) => Some(state.bytes()),
+            Self::OnDrive(kept) => Some(kept.bytes()),
             Self::Log(log) => Some(log.state.bytes() + host_bytes(log.parameters.iter())),
             Self::Matrix(matrix) => Some(matrix.bytes()),
             Self::Saved(saved) => Some(saved.iter().map(Stored::bytes).sum()),
@@ -192,7 +214,8 @@ impl Value {
 }
 
 impl State {
-    fn bytes(&self) -> Bytes {
+    /// Bytes of its numbers.
+    pub fn bytes(&self) -> Bytes {
         let tensors = Bytes::new(self.tensors.iter().flatten().map(TensorState::bytes).sum());
         tensors + host_bytes(self.master.iter().flatten())
     }

@@ -80,6 +80,16 @@ pub(crate) enum Task {
         gradients: BufferId,
         to: BufferId,
     },
+    /// Reads optimizer state from a drive.
+    ReadState {
+        from: BufferId,
+        to: BufferId,
+    },
+    /// Writes optimizer state to a drive.
+    WriteState {
+        from: BufferId,
+        to: BufferId,
+    },
     Step(Step),
     /// Checks the norm of all gradients, before the steps that wait for it or after speculative
     /// steps.
@@ -266,6 +276,8 @@ impl ActionBuffers<'_> {
             ActionKind::Accumulate => self.accumulate(),
             ActionKind::Copy(Payload::WeightsIn | Payload::WriteBack) => Ok(self.moved(PARAMETERS)),
             ActionKind::Copy(Payload::GradientsOut) => Ok(self.moved(GRADIENTS)),
+            ActionKind::Copy(Payload::StateIn) => self.one(STATE).map(|(from, to)| Task::ReadState { from, to }),
+            ActionKind::Copy(Payload::StateOut) => self.one(STATE).map(|(from, to)| Task::WriteState { from, to }),
             ActionKind::Collective(Collective::AllGather) => self.gather(),
             ActionKind::Collective(Collective::ReduceScatter) => self.reduce(),
             ActionKind::OptimizerStep => self.step().map(Task::Step),

@@ -3,7 +3,7 @@
 
 use super::Interpreter;
 use crate::{
-    actions::store::{Instance, StateView, Value},
+    actions::store::{Instance, Value},
     optimizer::TensorState,
     persist::checkpoint::{LossScale, TrainingState},
     task_error::TaskError,
@@ -34,14 +34,6 @@ impl Interpreter<'_> {
             Content::OptimizerState(layers) => Some(*layers),
             _ => None,
         })
-    }
-
-    fn look_at_state<T>(
-        &self,
-        at: Instance,
-        look: impl FnOnce(&dyn StateView) -> Result<T, TaskError>,
-    ) -> Result<T, TaskError> {
-        self.store.look(at, |value| value.state().map(look))?
     }
 
     /// Copies of a parameter: part, whether it is in host memory, and numbers.

@@ -33,7 +33,7 @@ pub use half::{HalfMut, Numbers};
 pub(crate) use host::step;
 pub(crate) use norm::sum_of_squares;
 pub use schedule::{Decay, Schedule};
-pub(crate) use state::Array;
+pub(crate) use state::{Array, Slot, read_numbers, write_numbers};
 pub use state::{Extent, TensorState};
 pub use undo::UndoLog;
 
@@ -42,7 +42,6 @@ use adamw_8bit::AdamW8bit;
 use lion::Lion;
 use sgd::Sgd;
 use spipe_cost::Optimizer as Kind;
-use state::Slot;
 use std::{fmt::Debug, sync::Arc};
 
 /// The inverse of a step: learning rate, parameters, gradients and their factor, state.

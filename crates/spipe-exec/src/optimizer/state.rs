@@ -1,7 +1,10 @@
 //! The state that an optimizer keeps for a parameter tensor.
 
 use super::dynamic_map::{BLOCK, Coded, Map};
-use std::ops::Range;
+use std::{
+    io::{self, Write},
+    ops::Range,
+};
 
 /// A parameter tensor, or the range of its numbers that a device holds.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,6 +149,40 @@ impl Buffer {
         }
     }
 
+    /// The description of a buffer that holds as many numbers in the same storage.
+    fn slot(&self) -> Slot {
+        match self {
+            Self::F32(numbers) => Slot::of("", numbers.len()),
+            Self::EightBit(coded) => Slot::of("", coded.codes.len()).in_eight_bits(coded.map),
+        }
+    }
+
+    /// Writes the numbers in their storage, little-endian.
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Self::F32(numbers) => write_numbers(out, numbers),
+            Self::EightBit(coded) => {
+                out.write_all(&coded.codes)?;
+                write_numbers(out, &coded.constants)
+            }
+        }
+    }
+
+    /// Takes the numbers of a buffer from the front of `bytes`, as [`Self::write`] left them.
+    fn read(slot: &Slot, bytes: &mut &[u8]) -> Option<Self> {
+        let mut buffer = Self::zeros(slot);
+        match &mut buffer {
+            Self::F32(numbers) => read_numbers(numbers, bytes)?,
+            Self::EightBit(coded) => {
+                let (codes, rest) = bytes.split_at_checked(coded.codes.len())?;
+                coded.codes.copy_from_slice(codes);
+                *bytes = rest;
+                read_numbers(&mut coded.constants, bytes)?;
+            }
+        }
+        Some(buffer)
+    }
+
     /// The numbers in f32.
     fn numbers(&self) -> Vec<f32> {
         match self {
@@ -161,6 +198,30 @@ impl Buffer {
         }
     }
 }
+
+/// Writes numbers, little-endian.
+pub(crate) fn write_numbers(out: &mut dyn Write, numbers: &[f32]) -> io::Result<()> {
+    let mut bytes = Vec::with_capacity(4 * AT_ONCE);
+    for part in numbers.chunks(AT_ONCE) {
+        bytes.clear();
+        bytes.extend(part.iter().flat_map(|number| number.to_le_bytes()));
+        out.write_all(&bytes)?;
+    }
+    Ok(())
+}
+
+/// Fills `numbers` from the front of `bytes`; none if there are too few.
+pub(crate) fn read_numbers(numbers: &mut [f32], bytes: &mut &[u8]) -> Option<()> {
+    let (here, rest) = bytes.split_at_checked(4 * numbers.len())?;
+    for (number, bytes) in numbers.iter_mut().zip(here.as_chunks::<4>().0) {
+        *number = f32::from_le_bytes(*bytes);
+    }
+    *bytes = rest;
+    Some(())
+}
+
+/// Numbers that are turned into bytes at once, so that a copy of all is not needed.
+const AT_ONCE: usize = 1 << 16;
 
 /// The state of one parameter tensor: the buffers that its optimizer has described, in that order.
 #[derive(Clone, Debug, PartialEq)]
@@ -202,6 +263,22 @@ impl TensorState {
         }
         let part = |buffer: &Buffer| buffer.part(extent.part.clone());
         Some(Self { buffers: self.buffers.iter().map(part).collect::<Option<_>>()?, steps: self.steps })
+    }
+
+    /// The descriptions of its buffers, for [`Self::read`].
+    pub(crate) fn slots(&self) -> Vec<Slot> {
+        self.buffers.iter().map(Buffer::slot).collect()
+    }
+
+    /// Writes the numbers of all buffers in their storage, little-endian.
+    pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        self.buffers.iter().try_for_each(|buffer| buffer.write(out))
+    }
+
+    /// Takes a state after `steps` steps from the front of `bytes`, as [`Self::write`] left it.
+    pub(crate) fn read((slots, steps): (&[Slot], u32), bytes: &mut &[u8]) -> Option<Self> {
+        let buffers = slots.iter().map(|slot| Buffer::read(slot, bytes)).collect::<Option<_>>()?;
+        Some(Self { buffers, steps })
     }
 
     /// An array of a buffer, by the positions of the buffer and of the array in [`Slot::arrays`].

@@ -3,6 +3,7 @@
 use crate::{
     actions::{
         Inputs, Interpreter, LossScales, Numerics, Training,
+        drives::Drives,
         pacer::Pacer,
         store::Store,
         task::{Task, computed_on, tasks},
@@ -16,17 +17,23 @@ use crate::{
     options::Options,
     persist::{
         checkpoint::{Checkpoint, CheckpointError, Identity, InitialState, NamedLayer, OptimizerSettings},
+        drive::DriveFile,
         weights::{self, AdapterFile, Weights},
     },
     runtime::{bind::bind, hooks::Hooks, run::Job},
+    task_error::TaskError,
 };
 use burn::tensor::DType;
-use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId};
+use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId};
 use spipe_cost::Mode;
 use spipe_model::Precision;
 use spipe_plan::{Plan, beyond_execution};
 use spipe_schedule::{Buffer, Content, Program};
-use std::{collections::BTreeMap, path::PathBuf, sync::Mutex};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    sync::Mutex,
+};
 
 /// A run that is ready to start.
 pub(crate) struct Prepared<'a> {
@@ -54,6 +61,8 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         let hint = "plan optimizer steps on a socket, or bind the device to `emulated`";
         return Err(RunError::Unsupported(fault.hint(hint).into()));
     }
+    let (drives, more) = open_drives(program, &tasks, options)?;
+    let warnings = warnings.into_iter().chain(more).collect();
     let scales = LossScales::new(workload.precision, initial_state.loss_scale());
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
     let stores_half = |device: &&DeviceId| context.cost.storage(**device) != Precision::Fp32;
@@ -88,6 +97,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         },
         initial_state,
         store: Store::default(),
+        drives,
         pacer: Pacer::new(program.channels()),
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),
     };
@@ -203,6 +213,35 @@ fn open(
         contexts.insert(*device, context);
     }
     Ok(contexts)
+}
+
+/// The files of the drives that keep optimizer state, with warnings.
+fn open_drives(
+    program: &Program,
+    tasks: &IdVec<ActionId, Task>,
+    options: &Options,
+) -> Result<(Drives, Vec<String>), RunError> {
+    let read = tasks.iter().filter_map(|task| match task {
+        Task::ReadState { from, .. } => Some(program.buffers()[*from].memory),
+        _ => None,
+    });
+    let used: BTreeSet<MemoryId> = read.collect();
+    let mut files = BTreeMap::new();
+    for memory in used {
+        let name = &program.memories()[memory].name;
+        let Some(folder) = options.drives.get(name) else {
+            let fault = Diagnostic::error(format!("the plan keeps optimizer state on `{name}`, which has no folder"));
+            return Err(RunError::Unsupported(fault.hint(format!("name one with `--drive {name}=FOLDER`")).into()));
+        };
+        let file = DriveFile::create(folder, name).map_err(|error| {
+            RunError::Drive(TaskError::drive(&folder.join(format!("{name}.state")), "written", &error))
+        })?;
+        files.insert(memory, file);
+    }
+    let drives = Drives::new(files);
+    let warnings = drives.buffered().map(|file| format!("`{file}` takes no direct transfers: the system caches it"));
+    let warnings = warnings.collect();
+    Ok((drives, warnings))
 }
 
 /// The type in which a precision stores numbers.

@@ -140,8 +140,10 @@ pub(crate) fn perform<'a>(
     let program_index = ProgramIndex::new(program);
     let done = interpreter.initial_state.step();
     let monitor = Monitor::new(&program_index, options.steps.saturating_sub(done));
-    let held =
-        interpreter.fill().map_err(|error| RunError::Unsupported(Diagnostic::error(error.to_string()).into()))?;
+    let held = interpreter.fill().map_err(|error| match error {
+        TaskError::Drive { .. } => RunError::Drive(error),
+        error => RunError::Unsupported(Diagnostic::error(error.to_string()).into()),
+    })?;
     monitor.with(|state| {
         for (instance, bytes) in held {
             state.ledger.hold(&program_index, spipe_base::SimTime::ZERO, instance, bytes);

@@ -1,5 +1,6 @@
 //! The checker of placements.
 
+mod drives;
 mod found;
 mod knobs;
 mod memory;
@@ -70,6 +71,7 @@ fn shape(
         Family::Streamed => streamed::check(context, placement, &mut faults),
         Family::Sharded => sharded::check(context, placement, &mut faults),
     }
+    drives::check(context, placement, &mut faults);
     if context.workload().mode != Mode::Train && !placement.system.infers() {
         faults.push(
             Diagnostic::error(format!("system `{}` only trains", placement.system)).hint("use gpipe to run forwards"),

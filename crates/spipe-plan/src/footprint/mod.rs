@@ -5,12 +5,17 @@
 //!             ├─► streamed   parameters come and go, all microbatches per chunk ├─► stage
 //!             └─► sharded    shards, and gathered stages during their use     ──┘
 //! ```
+//!
+//! `drives` then moves optimizer state from hosts to drives.
 
+mod drives;
 mod pipeline;
 mod sharded;
 mod stage;
 mod streamed;
 
+pub(crate) use drives::steps_on_a_host;
+pub use drives::{HostedState, STATE_SLOTS, hosted_states};
 pub use pipeline::{GRADIENT_SLOTS, OFFLOAD_SLOTS, gradients_leave};
 pub use sharded::{ShardedFootprint, held_while_computing, shard, sharded_footprint};
 pub(crate) use stage::add;
@@ -36,9 +41,11 @@ pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
 /// their lanes run at the same time. Among the stages of one device only the largest transient part
 /// counts. Only pipelines ask for `held`.
 pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn Fn(StageId) -> Held) -> Footprint {
-    match placement.system.family() {
+    let mut memories = match placement.system.family() {
         Family::Pipeline => pipeline::footprint(context, placement, held),
         Family::Streamed => streamed::footprint(context, placement),
         Family::Sharded => sharded::footprint(context, placement),
-    }
+    };
+    drives::move_states(context, placement, &mut memories);
+    memories
 }

@@ -1,6 +1,7 @@
 //! Lowering: from a placement to a program.
 
 mod bare;
+mod drives;
 mod flows;
 mod machine;
 mod pipeline;

@@ -61,6 +61,13 @@ impl ProgramBuilder {
         self.program.devices.push(Device { name: name.into(), memory, emulated })
     }
 
+    /// The device of a drive, which has the lanes of its reads and writes. The first call adds it.
+    pub fn drive(&mut self, memory: MemoryId) -> DeviceId {
+        let found = self.program.devices.enumerate().find(|(_, device)| device.memory == memory);
+        let name = self.program.memories[memory].name.clone();
+        found.map(|(id, _)| id).unwrap_or_else(|| self.device(&name, memory, false))
+    }
+
     /// Adds a channel.
     pub fn channel(&mut self, name: &str, bandwidth: BytesPerSecond) -> LinkId {
         self.program.channels.push(Channel { name: name.into(), bandwidth })

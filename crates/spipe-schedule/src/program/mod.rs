@@ -14,7 +14,7 @@ use spipe_base::{
 };
 use std::{fmt, num::NonZeroU32, sync::Arc};
 
-/// A device that computes.
+/// A device that computes, or a drive that reads and writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     /// Its name in the machine.

@@ -34,7 +34,9 @@ pub(super) fn cause(kind: ActionKind) -> IdleCause {
         | ActionKind::Copy(Payload::Gradient | Payload::GradientsOut) => IdleCause::Gradient,
         ActionKind::Copy(Payload::WeightsIn) | ActionKind::Collective(_) => IdleCause::Weights,
         ActionKind::Copy(Payload::Offload | Payload::Reload) => IdleCause::Reload,
-        ActionKind::OptimizerStep | ActionKind::Copy(Payload::WriteBack) => IdleCause::Optimizer,
+        ActionKind::OptimizerStep | ActionKind::Copy(Payload::WriteBack | Payload::StateIn | Payload::StateOut) => {
+            IdleCause::Optimizer
+        }
         ActionKind::Norm | ActionKind::Check | ActionKind::Rollback => IdleCause::Check,
         ActionKind::Barrier => IdleCause::Order,
     }

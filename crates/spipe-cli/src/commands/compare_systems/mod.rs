@@ -56,6 +56,8 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
             pins: Pins::default(),
             start: None,
             host_help: true,
+            state_on: None,
+            on_drives: None,
             effort: None,
             watch: None,
             hint: false,

@@ -195,6 +195,8 @@ fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str)
         // Keeps the demo simple: all of a stage is on its device.
         host_help: false,
         hint: false,
+        state_on: None,
+        on_drives: None,
     })
 }
 

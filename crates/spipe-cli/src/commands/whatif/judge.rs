@@ -149,6 +149,8 @@ impl Planner {
             pins: Pins::default(),
             start: None,
             host_help: true,
+            state_on: None,
+            on_drives: None,
             hint: false,
         })
     }

@@ -8,7 +8,7 @@ mod optimizer;
 mod station;
 mod tied;
 
-use super::{flows::dram_flow, machine::machine, steps::update_all};
+use super::{drives::DriveStates, flows::dram_flow, machine::machine, steps::update_all};
 use crate::{
     Access, Action, Content, Lifetime, Order, Pass, Program, ProgramBuilder, Token,
     order::{order_of, slots_of},
@@ -66,6 +66,7 @@ struct Lowering<'a> {
     offloads: Offloads,
     /// By device, the backwards whose gradients leave at once, each with the copy.
     sent: BTreeMap<DeviceId, Vec<(ActionId, ActionId)>>,
+    drives: DriveStates,
     faults: Faults,
 }
 
@@ -103,6 +104,7 @@ impl<'a> Lowering<'a> {
             borrowed: BTreeMap::new(),
             offloads: Offloads::new(placement),
             sent: BTreeMap::new(),
+            drives: DriveStates::default(),
             faults: Faults::new(),
         };
         this.borrowed = Borrowed::all(&mut this);
@@ -129,6 +131,7 @@ impl<'a> Lowering<'a> {
             }
         }
         update_all(&mut self);
+        self.drives.join_iterations(self.builder);
         self.join_iterations();
         self.join_offloads();
         self.join_gradients();

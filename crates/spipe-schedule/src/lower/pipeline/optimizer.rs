@@ -2,6 +2,7 @@
 //! returns the parameters.
 
 use super::{Done, Lowering, gradients::on_host};
+use crate::lower::drives::{DriveState, Read};
 use crate::lower::flows::{copying, lifetime_of_updated, read_for_norm};
 use crate::lower::steps::{Gradients, Phase, Update, Updates, add_step};
 use crate::{Access, Action, Anchor, Content, Edge, Lifetime, ProgramBuilder};
@@ -121,12 +122,23 @@ impl Lowering<'_> {
     fn step_on_socket(&mut self, step: &Step) -> Update {
         let layers = self.stations[step.stage].stage.layers;
         let parameter_bytes = self.bytes(step, |memory| memory.updated);
-        let state = self.optimizer_state(step);
+        let read = self.read_state(step);
+        let (before, after) = match &read {
+            Some(read) => read.versions(),
+            None => {
+                let state = self.optimizer_state(step);
+                (Access::new(state, 0), Access::new(state, 1))
+            }
+        };
         let lifetime = lifetime_of_updated(self.context, step.device);
         let updated = self.builder.buffer(Content::Updated(layers), step.home, parameter_bytes, lifetime);
-        let mut reads = vec![step.gradients, Access::new(state, 0)];
+        let mut reads = vec![step.gradients, before];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
-        let action = self.step(step, (reads, vec![Access::new(updated, 1), Access::new(state, 1)]));
+        let action = self.step(step, (reads, vec![Access::new(updated, 1), after]));
+        if let Some(read) = read {
+            let transfer = read.state.over_routes(self.context, Payload::StateOut, &mut self.faults);
+            self.drives.write(self.builder, &read, transfer);
+        }
         // By default, steps run in the order in which backwards end, whenever their gradients
         // arrive.
         if self.urgent_steps {
@@ -139,6 +151,19 @@ impl Lowering<'_> {
         let copied = (vec![Access::new(updated, 1)], Access::new(step.parameters, 1));
         let end = self.exchange((step.device, step.subject), back, parameter_bytes, copied);
         Update { step: action, end }
+    }
+
+    /// Adds the read of the state of a stage that names a drive.
+    fn read_state(&mut self, step: &Step) -> Option<Read> {
+        let (layers, drive) = (self.stations[step.stage].stage.layers, self.stations[step.stage].stage.state?);
+        let bytes = self.bytes(step, |memory| memory.optimizer);
+        let (content, host, queue) = (Content::OptimizerState(layers), step.home, step.steps_on);
+        let state = DriveState { subject: step.subject, content, part: None, bytes, drive, host, queue };
+        if bytes == Bytes::ZERO {
+            return None;
+        }
+        let transfer = state.over_routes(self.context, Payload::StateIn, &mut self.faults);
+        Some(self.drives.read(self.builder, state, transfer))
     }
 
     /// Adds the copy of a stage's gradients to the host. Returns the gradients for its step: with a

@@ -17,7 +17,7 @@ mod optimizer;
 mod participant;
 mod tied;
 
-use super::{flows::copying, machine::machine, steps::update_all};
+use super::{drives::DriveStates, flows::copying, machine::machine, steps::update_all};
 use crate::{
     Access, Action, Anchor, Content, Edge, Lifetime, Part, Program, ProgramBuilder,
     work::{StageWork, Work},
@@ -50,6 +50,7 @@ struct Lowering<'a> {
     urgent_steps: bool,
     /// Whether optimizer steps are a phase of their own.
     synchronous_optimizer: bool,
+    drives: DriveStates,
     faults: Faults,
 }
 
@@ -70,6 +71,7 @@ impl<'a> Lowering<'a> {
             saved: none,
             synchronous_optimizer: placement.knobs.synchronous_optimizer,
             urgent_steps: placement.knobs.urgent_steps,
+            drives: DriveStates::default(),
             faults: Faults::new(),
         }
     }
@@ -95,6 +97,7 @@ impl<'a> Lowering<'a> {
             }
         }
         update_all(&mut self);
+        self.drives.join_iterations(self.builder);
         self.join_iterations();
         self.faults.or(())
     }

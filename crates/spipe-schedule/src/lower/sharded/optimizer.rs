@@ -1,10 +1,11 @@
 //! Optimizer steps of shards, on each device or on its socket.
 
-use super::Lowering;
+use super::{Lowering, participant::State};
+use crate::lower::drives::{DriveState, Read};
 use crate::lower::flows::{lifetime_of_updated, read_for_norm};
 use crate::lower::steps::{Gradients, Phase, Update, Updates, add_step};
 use crate::{Access, Content, Lifetime, ProgramBuilder};
-use spipe_base::{ActionId, ActionKind, BufferId, DeviceId, LaneId, LaneRole, MemoryId, Payload, Subject};
+use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, LaneId, LaneRole, MemoryId, Payload, Subject};
 use spipe_plan::Context;
 
 /// A stage's shard on a device whose gradients are complete.
@@ -13,7 +14,7 @@ pub(in crate::lower) struct Step {
     stage: usize,
     subject: Subject,
     gradients: Access,
-    state: BufferId,
+    state: State,
     /// The memory, device and lane of the optimizer step.
     memory: MemoryId,
     device: DeviceId,
@@ -84,12 +85,27 @@ impl Updates for Lowering<'_> {
     }
 
     fn update(&mut self, step: &Step) -> Update {
-        let Step { at, stage, subject, gradients, state, memory, .. } = *step;
+        match step.state {
+            State::Here(state) => self.update_with(step, (Access::new(state, 0), Access::new(state, 1))),
+            State::OnDrive(drive, bytes) => {
+                let read = self.read_state(step, (drive, bytes));
+                let update = self.update_with(step, read.versions());
+                let transfer = read.state.over_routes(self.context, Payload::StateOut, &mut self.faults);
+                self.drives.write(self.builder, &read, transfer);
+                update
+            }
+        }
+    }
+}
+
+impl Lowering<'_> {
+    /// Adds a step that reads the first of two versions of the state and writes the second.
+    fn update_with(&mut self, step: &Step, state: (Access, Access)) -> Update {
+        let Step { at, stage, subject, gradients, memory, .. } = *step;
         let here = &self.participants[at];
         let part = &here.parts[stage];
         let (on_device, layers, bytes) = (here.memory, part.stage.layers, part.bytes.updated_shard);
         let parameters = (Access::new(part.parameters, 0), Access::new(part.parameters, 1));
-        let state = (Access::new(state, 0), Access::new(state, 1));
         if memory == on_device || memory == part.home {
             let action = self.step(step, (vec![gradients, parameters.0, state.0], vec![parameters.1, state.1]));
             return Update { step: action, end: action };
@@ -104,9 +120,23 @@ impl Updates for Lowering<'_> {
         let end = self.copy(at, back, (memory, on_device, bytes), (vec![updated], vec![parameters.1]));
         Update { step: action, end }
     }
-}
 
-impl Lowering<'_> {
+    /// Adds the read of a state of `bytes` from its drive.
+    fn read_state(&mut self, step: &Step, (drive, bytes): (MemoryId, Bytes)) -> Read {
+        let here = &self.participants[step.at];
+        let state = DriveState {
+            subject: step.subject,
+            content: Content::OptimizerState(here.parts[step.stage].stage.layers),
+            part: Some(self.share(step.at)),
+            bytes,
+            drive,
+            host: step.memory,
+            queue: here.device,
+        };
+        let transfer = state.over_routes(self.context, Payload::StateIn, &mut self.faults);
+        self.drives.read(self.builder, state, transfer)
+    }
+
     fn step(&mut self, step: &Step, accesses: (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.participants[step.at].parts[step.stage].stage.layers;
         let count = self.participants.len() as u64;

@@ -22,8 +22,8 @@ pub(super) struct StagePart {
     pub gradients: Option<BufferId>,
     /// Keys and values of the device's own microbatches.
     pub cache: Option<BufferId>,
-    /// The shard of the optimizer state, and its memory.
-    pub state: Option<(BufferId, MemoryId)>,
+    /// The shard of the optimizer state, and the memory of its step.
+    pub state: Option<(State, MemoryId)>,
     /// The memory of the shards of parameters and gradients.
     pub home: MemoryId,
     /// The number of additions to the gradients.
@@ -31,6 +31,15 @@ pub(super) struct StagePart {
     pub bytes: Sizes,
     /// The tied parameters that it borrows from another stage.
     pub borrowed: Option<Borrowed>,
+}
+
+/// A shard of optimizer state.
+#[derive(Clone, Copy)]
+pub(super) enum State {
+    /// In the memory of its step.
+    Here(BufferId),
+    /// On this drive, with this size.
+    OnDrive(MemoryId, Bytes),
 }
 
 /// The bytes of a stage and of its shards.
@@ -140,7 +149,11 @@ impl StagePart {
             gradients: training.then(|| resident(Content::Gradients(layers), home, bytes.gradient_shard)),
             state: training.then(|| {
                 let bytes = shard_of(|memory| memory.optimizer);
-                (resident(Content::OptimizerState(layers), state_in, bytes), state_in)
+                let state = match stage.state.filter(|_| bytes > Bytes::ZERO) {
+                    Some(drive) => State::OnDrive(drive, bytes),
+                    None => State::Here(resident(Content::OptimizerState(layers), state_in, bytes)),
+                };
+                (state, state_in)
             }),
             borrowed,
             stage,

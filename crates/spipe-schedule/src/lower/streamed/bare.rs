@@ -241,6 +241,7 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         home,
         socket: None,
         state: Bytes::ZERO,
+        drive: None,
         undo: Bytes::ZERO,
         step: Transfer::default(),
         borrowed: None,

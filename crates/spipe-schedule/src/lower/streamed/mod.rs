@@ -25,7 +25,7 @@ mod weights;
 pub use bare::{StreamedTimes, UnitTimes, bare_streamed, bare_superpipeline, bare_superpipeline_after};
 pub(super) use placement::lower;
 
-use super::flows::Transfer;
+use super::{drives::DriveStates, flows::Transfer};
 use crate::{Access, Action, Content, Edge, Lifetime, Program, ProgramBuilder, Stage as ProgramStage};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
@@ -74,6 +74,8 @@ struct Chunk {
     pub socket: Option<DeviceId>,
     /// The optimizer state.
     pub state: Bytes,
+    /// The drive that keeps it between steps.
+    pub drive: Option<MemoryId>,
     /// The undo log.
     pub undo: Bytes,
     /// The optimizer step.
@@ -187,6 +189,7 @@ struct Lowering<'a> {
     gradients: BTreeMap<usize, BufferId>,
     /// The passes and recomputes of each visit, in order.
     computed: BTreeMap<Visit, Vec<ActionId>>,
+    drives: DriveStates,
 }
 
 impl Lowering<'_> {
@@ -211,6 +214,7 @@ impl Lowering<'_> {
             sent: BTreeMap::new(),
             gradients: BTreeMap::new(),
             computed: BTreeMap::new(),
+            drives: DriveStates::default(),
         };
         this.add_stages();
         this.hold_parameters();
@@ -238,6 +242,7 @@ impl Lowering<'_> {
             }
         }
         this.update()?;
+        this.drives.join_iterations(this.builder);
         builder.build()
     }
 

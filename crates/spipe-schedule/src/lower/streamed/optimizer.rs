@@ -7,6 +7,7 @@ use super::{
     tied::Arrived,
     weights::Piece,
 };
+use crate::lower::drives::{DriveState, Read};
 use crate::lower::steps::{Gradients, Norm};
 use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
 use spipe_base::{
@@ -82,7 +83,7 @@ impl Lowering<'_> {
         self.reuse_slots(&progress.sent);
         let backwards = self.last_backwards();
         for leaving in self.in_order(std::mem::take(&mut progress.leaving)) {
-            self.update_on_socket(leaving, &backwards, &mut progress);
+            self.update_on_socket(leaving, &backwards, &mut progress)?;
         }
         if self.spec.speculates && !progress.steps.is_empty() {
             self.check(&progress.steps);
@@ -142,7 +143,12 @@ impl Lowering<'_> {
     }
 
     /// Adds the optimizer step of a streamed chunk after `backwards`, or lets it wait for the norm.
-    fn update_on_socket(&mut self, leaving: Leaving, backwards: &[ActionId], progress: &mut Progress) {
+    fn update_on_socket(
+        &mut self,
+        leaving: Leaving,
+        backwards: &[ActionId],
+        progress: &mut Progress,
+    ) -> Result<(), Faults> {
         let Leaving { this, subject, socket, gradients, home } = leaving;
         let lane = self.lane(socket, LaneRole::Optimizer);
         let gradients = self.accumulate_tied((this, lane), gradients, progress.arrived);
@@ -150,13 +156,14 @@ impl Lowering<'_> {
         if self.spec.waits_for_norm {
             progress.norm.add(self.builder, self.gradients_of(&complete));
             progress.waiting.push(complete);
-            return;
+            return Ok(());
         }
-        let step = self.step_on_socket(&complete);
+        let step = self.step_on_socket(&complete)?;
         for backward in backwards {
             self.wait(*backward, step.action, (0, IdleCause::Order));
         }
         progress.steps.push(step);
+        Ok(())
     }
 
     /// The backwards that all steps wait for: the last of each chunk if steps come after the whole
@@ -204,7 +211,7 @@ impl Lowering<'_> {
     /// Adds an optimizer step that is not speculative.
     fn step(&mut self, complete: &Complete) -> Result<ActionId, Faults> {
         if !complete.on_device {
-            return Ok(self.step_on_socket(complete).action);
+            return Ok(self.step_on_socket(complete)?.action);
         }
         let action = self.step_on_device(complete);
         self.return_tied_parameters(complete.this)?;
@@ -263,10 +270,17 @@ impl Lowering<'_> {
         self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
     }
 
-    fn step_on_socket(&mut self, complete: &Complete) -> Speculative {
+    fn step_on_socket(&mut self, complete: &Complete) -> Result<Speculative, Faults> {
         let Complete { this, gradients, memory: home, .. } = *complete;
         let (layers, bytes) = (self.chunk(this).layers, self.chunk(this).state);
-        let state = self.builder.buffer(Content::OptimizerState(layers), home, bytes, Lifetime::Resident);
+        let read = self.read_state(complete)?;
+        let state = read.as_ref().map_or_else(
+            || {
+                let content = Content::OptimizerState(layers);
+                Access::new(self.builder.buffer(content, home, bytes, Lifetime::Resident), 0)
+            },
+            |read| read.versions().0,
+        );
         let (mut undo, mut log) = (gradients, None);
         if self.spec.speculates && !self.spec.arithmetic_undo {
             // The master copy and both moments before the step.
@@ -275,22 +289,39 @@ impl Lowering<'_> {
             log = Some(undo);
         }
         let action = self.change(complete, ActionKind::OptimizerStep, (gradients, state, 0), (log, None));
-        Speculative { action, complete: *complete, state, undo }
+        if let Some(read) = read {
+            let DriveState { host, drive, bytes, .. } = read.state;
+            let transfer = self.links.copy(host, drive, bytes)?;
+            self.drives.write(self.builder, &read, transfer);
+        }
+        Ok(Speculative { action, complete: *complete, state: state.buffer, undo })
     }
 
-    /// Adds an optimizer step or its undo, which reads `from` and version `version` of state and
-    /// parameters.
+    /// Adds the read of the state of a chunk that names a drive.
+    fn read_state(&mut self, complete: &Complete) -> Result<Option<Read>, Faults> {
+        let chunk = self.chunk(complete.this);
+        let (Some(drive), Some(queue), true) = (chunk.drive, chunk.socket, chunk.state > Bytes::ZERO) else {
+            return Ok(None);
+        };
+        let (content, bytes, host) = (Content::OptimizerState(chunk.layers), chunk.state, complete.memory);
+        let state = DriveState { subject: complete.subject, content, part: None, bytes, drive, host, queue };
+        let transfer = self.links.copy(drive, host, bytes)?;
+        Ok(Some(self.drives.read(self.builder, state, transfer)))
+    }
+
+    /// Adds an optimizer step or its undo, which reads `from`, a version of the state, and version
+    /// `version` of the parameters.
     fn change(
         &mut self,
         complete: &Complete,
         kind: ActionKind,
-        (from, state, version): (Access, BufferId, u32),
+        (from, state, version): (Access, Access, u32),
         (log, guard): (Option<Access>, Option<Guard>),
     ) -> ActionId {
         let Complete { this, subject, lane, .. } = *complete;
         let (layers, Transfer { work, flows }) = (self.chunk(this).layers, self.chunk(this).step.clone());
-        let mut reads = vec![from, Access::new(state, version)];
-        let mut writes = vec![Access::new(state, version + 1)];
+        let mut reads = vec![from, state];
+        let mut writes = vec![Access::new(state.buffer, state.version + 1)];
         for Piece { buffer: piece, .. } in self.pieces(layers) {
             reads.push(Access::new(piece, version));
             writes.push(Access::new(piece, version + 1));
@@ -314,9 +345,10 @@ impl Lowering<'_> {
         });
         let guard = Some(Guard { check, outcome: Outcome::Fail });
         for step in steps {
-            self.change(&step.complete, ActionKind::Rollback, (step.undo, step.state, 1), (None, guard));
+            let state = |version| Access::new(step.state, version);
+            self.change(&step.complete, ActionKind::Rollback, (step.undo, state(1), 1), (None, guard));
             if self.spec.redoes {
-                let again = (step.complete.gradients, step.state, 2);
+                let again = (step.complete.gradients, state(2), 2);
                 self.change(&step.complete, ActionKind::OptimizerStep, again, (None, guard));
             }
         }

@@ -113,6 +113,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         home,
         socket,
         state: sum(|memory| memory.optimizer),
+        drive: stage.state,
         undo: undo_log(context, stage),
         step,
         borrowed,

@@ -1,0 +1,85 @@
+//! Plans whose optimizer state is on drives: for machines whose DRAM is too small.
+//!
+//! ```text
+//! machine whose DRAM also has the room of the drives ─► search ─► placements
+//!                      the evaluator moves states to drives of the real machine, and simulates that
+//! ```
+//!
+//! The bound of the search holds: a plan is no faster for state on a drive.
+
+use super::{Evaluator, Request, Watch};
+use spipe_base::{Bytes, MemoryId, SimTime};
+use spipe_cost::{CostTable, Mode, Workload};
+use spipe_hardware::{Hardware, MemoryKind};
+use spipe_plan::{Placement, check, with_states_on_drives};
+
+/// The machine of a search for plans with state on drives.
+#[derive(Clone, Copy)]
+pub struct OnDrives<'a> {
+    /// The machine as it is.
+    pub machine: &'a Hardware,
+    /// The drive for all state that hosts step; without it, drives hold what DRAM does not.
+    pub on: Option<MemoryId>,
+}
+
+/// The machine with the room of its drives in its DRAMs, as far as optimizer state can fill it. `None`
+/// without drives, and in inference.
+pub fn roomy(request: &Request<'_>, on: Option<MemoryId>) -> Option<Hardware> {
+    let (hardware, workload) = (request.hardware, request.workloads.first()?);
+    let of_kind = |kind| hardware.memories().enumerate().filter(move |(_, memory)| memory.kind == kind);
+    let drives = of_kind(MemoryKind::Nvme).filter(|(id, _)| on.is_none_or(|on| on == *id));
+    let room: Bytes = drives.map(|(_, drive)| drive.usable()).sum();
+    if workload.mode != Mode::Train || room == Bytes::ZERO {
+        return None;
+    }
+    let cost = CostTable::new(request.model, hardware, workload).ok()?;
+    let devices: Vec<_> = cost.devices().collect();
+    let state = |layer| devices.iter().map(|device| cost.memory(layer, *device).optimizer).max().unwrap_or_default();
+    let room = room.min(cost.layers().map(state).sum());
+    let drams: Vec<_> = of_kind(MemoryKind::Dram).filter(|(_, memory)| memory.pageable_view_of.is_none()).collect();
+    let usable: Bytes = drams.iter().map(|(_, memory)| memory.usable()).sum();
+    let mut roomy = hardware.clone();
+    for (id, dram) in drams.iter().filter(|(_, dram)| dram.usable() > Bytes::ZERO) {
+        // Runtime and head-room take a share of what is added, too.
+        let share = room.as_f64() * dram.capacity.as_f64() / usable.as_f64().max(1.0);
+        roomy = roomy.with_capacity(*id, dram.capacity + Bytes::new(share as u64)).ok()?;
+    }
+    Some(roomy)
+}
+
+/// An evaluator of placements with their states moved to drives.
+pub struct Moved<'a> {
+    /// The evaluator on the machine as it is.
+    pub evaluator: Evaluator<'a>,
+    pub on: Option<MemoryId>,
+    pub watch: Option<&'a Watch>,
+    pub workload: Workload,
+}
+
+impl Moved<'_> {
+    /// The placement with states on drives, if it fits the machine as it is.
+    pub fn placement(&self, placement: &Placement) -> Option<Placement> {
+        let context = self.evaluator.context();
+        let moved = with_states_on_drives(&context, placement, self.on)?;
+        check(&context, &moved).is_ok().then_some(moved)
+    }
+
+    fn seen(&self, placement: &Placement, time: impl FnOnce(&Placement) -> Option<SimTime>) -> Option<SimTime> {
+        let moved = self.placement(placement)?;
+        let time = time(&moved)?;
+        if let Some(watch) = self.watch {
+            watch.plan(&self.workload, &moved, time);
+        }
+        Some(time)
+    }
+}
+
+impl spipe_planner::Evaluator for Moved<'_> {
+    fn iteration(&self, placement: &Placement) -> Option<SimTime> {
+        self.seen(placement, |moved| self.evaluator.iteration(moved))
+    }
+
+    fn iteration_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
+        self.seen(placement, |moved| self.evaluator.iteration_within(moved, limit))
+    }
+}

@@ -1,0 +1,150 @@
+//! Plans whose optimizer state is on a drive, from the plan to the run.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/machine.rs"]
+mod machine;
+
+use machine::Machine;
+use serde_json::Value;
+use std::{
+    path::Path,
+    process::{Command, Output, Stdio},
+    time::Duration,
+};
+
+fn spipe(folder: &Path, line: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
+    command.args(line.split(' ')).current_dir(folder).env("NO_COLOR", "1").output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn json(folder: &Path, line: &str) -> Value {
+    let output = spipe(folder, &format!("{line} --format json"));
+    assert!(output.status.success(), "{line}: {}", said(&output));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+/// 13 billion parameters at 16 bytes are more than 128 GiB and 24 GiB; the drive takes what DRAM does
+/// not hold. The plan, its simulation and its picture agree on it.
+#[test]
+fn a_drive_makes_room_where_dram_is_short() {
+    let folder = tempfile::tempdir().unwrap();
+    let job =
+        "--model llama2-13b --hardware rtx4090-pcie4-128gb --global-batch 8 --microbatch 1 --system zero-infinity";
+    let plan = json(folder.path(), &format!("plan {job} --time-limit 4s -o plan.json"));
+    let on_drive = &plan["memory-parts"]["nvme0"]["optimizer-state"];
+    assert!(plan["peak-bytes"]["nvme0"] == *on_drive && on_drive.as_u64() > Some(0), "{plan}");
+    let stages = plan["stages"].as_array().unwrap();
+    let kept = stages.iter().filter(|stage| stage["state-on"] == "nvme0").count();
+    assert!(0 < kept && kept < stages.len(), "{kept} of {}", stages.len());
+    let simulated = json(folder.path(), "simulate plan.json -o trace.json");
+    assert_eq!(simulated["peak-bytes"]["nvme0"], plan["peak-bytes"]["nvme0"]);
+    assert_eq!(simulated["iteration-ms"], plan["simulated-iteration-ms"]);
+    let drawn = spipe(folder.path(), "timeline trace.json -o x.svg");
+    assert!(drawn.status.success(), "{}", said(&drawn));
+    let picture = std::fs::read_to_string(folder.path().join("x.svg")).unwrap();
+    assert!(picture.contains("nvme0.read") && picture.contains("nvme0.write"));
+    let human = spipe(folder.path(), &format!("plan {job} --effort low"));
+    assert!(String::from_utf8_lossy(&human.stdout).contains("cpu0, state on nvme0"), "{}", said(&human));
+}
+
+#[test]
+fn a_named_drive_holds_all_state_and_an_unknown_one_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "plan --model gpt2 --hardware rtx4090-pcie4-128gb --global-batch 4 --effort low";
+    let plan = json(folder.path(), &format!("{job} --system zero-offload --state-on nvme0"));
+    assert!(plan["stages"].as_array().unwrap().iter().all(|stage| stage["state-on"] == "nvme0"), "{plan}");
+    let plain = json(folder.path(), &format!("{job} --system zero-offload"));
+    assert!(plain["peak-bytes"].get("nvme0").is_none(), "{plain}");
+    let unknown = spipe(folder.path(), &format!("{job} --state-on nvme7"));
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(said(&unknown).contains("has no drive `nvme7`\nhint: its drives are nvme0"), "{}", said(&unknown));
+    let none = spipe(folder.path(), &format!("{job} --system gpu-only --state-on nvme0"));
+    assert_eq!(none.status.code(), Some(4), "{}", said(&none));
+    assert!(said(&none).contains("keeps its optimizer state on the drive"), "{}", said(&none));
+    let infers = spipe(folder.path(), &format!("{job} --mode infer --state-on nvme0"));
+    assert_eq!(infers.status.code(), Some(2), "{}", said(&infers));
+}
+
+const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"small\"\nvocabulary = 256\nseq-len = 32\nhidden = 32\n\
+                     layers = 3\nheads = 4\nintermediate = 64\n";
+
+const DRIVE: &str = "[[nvme]]\nname = \"nvme0\"\ncapacity = \"1 GB\"\nread = \"2 GB/s\"\nwrite = \"1 GB/s\"\n\
+                     source = \"estimate: a test\"\n[[link]]\nname = \"m2\"\nbetween = [\"nvme0\", \"dram0\"]\nbandwidth = \"4 GB/s\"\n";
+
+/// A plan with all optimizer state on a drive, and a text.
+fn site() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write("model.toml", MODEL);
+    write("machine.toml", &format!("{}{DRIVE}", Machine { accelerators: 1, ..Machine::default() }.text()));
+    write("text", &"the quick brown fox jumps over the lazy dog; ".repeat(50));
+    std::fs::create_dir(folder.path().join("drive")).unwrap();
+    json(
+        folder.path(),
+        "plan --model model.toml --hardware machine.toml --global-batch 4 --microbatch 1 --precision fp32 \
+         --materialised-attention --system zero-offload --state-on nvme0 --effort low -o plan.json",
+    );
+    folder
+}
+
+fn losses(out: &[u8]) -> Vec<(u64, u64)> {
+    let text = String::from_utf8_lossy(out);
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let steps = lines.filter(|line| line["event"] == "step");
+    steps.map(|line| (line["step"].as_u64().unwrap(), line["loss"].as_f64().unwrap().to_bits())).collect()
+}
+
+/// Most of the time of these steps is spent reading and writing state.
+#[test]
+fn a_run_that_is_killed_in_its_writes_goes_on() {
+    let site = site();
+    let run = "run plan.json --data text --steps 40 --drive nvme0=drive --format json";
+    let whole = spipe(site.path(), run);
+    assert!(whole.status.success(), "{}", said(&whole));
+    let whole = losses(&whole.stdout);
+    assert_eq!(whole.len(), 40);
+    let resumed = format!("{run} --checkpoint-dir kept --checkpoint-every 3 --resume");
+    let (mut kills, mut patience, mut seen) = (0, 0, 0);
+    loop {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
+        command.args(resumed.split(' ')).current_dir(site.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        std::thread::sleep(Duration::from_millis(60 + 41 * (kills * 5 % 7) + patience));
+        let _ = child.kill();
+        let output = child.wait_with_output().unwrap();
+        let more = losses(&output.stdout);
+        assert!(more.iter().all(|step| whole.contains(step)), "{more:?}");
+        if output.status.success() {
+            break;
+        }
+        assert_eq!(output.status.code(), None, "{}", said(&output));
+        patience = if more.len() > seen { 0 } else { patience + 150 };
+        (kills, seen) = (kills + 1, more.len().min(3));
+        assert!(kills < 200, "it gets nowhere");
+    }
+    assert!(kills > 0, "it was never killed");
+}
+
+/// A limit on the size of files stands for a full drive.
+#[test]
+fn a_full_drive_is_said_before_the_first_step() {
+    let site = site();
+    let run = format!(
+        "trap '' XFSZ; ulimit -f 8; exec {} run plan.json --data text --steps 2 --drive nvme0=drive",
+        env!("CARGO_BIN_EXE_spipe")
+    );
+    let full = Command::new("sh").args(["-c", &run]).current_dir(site.path()).output().unwrap();
+    assert_eq!(full.status.code(), Some(3), "{}", said(&full));
+    assert!(said(&full).contains("drive/nvme0.state` cannot be written: "), "{}", said(&full));
+    assert!(said(&full).contains("--drive NAME=FOLDER"), "{}", said(&full));
+    let missing = spipe(site.path(), "run plan.json --data text --steps 2");
+    assert_eq!(missing.status.code(), Some(3), "{}", said(&missing));
+    assert!(said(&missing).contains("name one with `--drive nvme0=FOLDER`"), "{}", said(&missing));
+    let unknown = spipe(site.path(), "run plan.json --data text --steps 2 --drive nvme0=nowhere");
+    assert_eq!(unknown.status.code(), Some(2), "{}", said(&unknown));
+}

@@ -1,0 +1,163 @@
+//! Optimizer state on drives: each has a place in the file that stands for its drive.
+
+use super::{
+    Interpreter,
+    store::{HostLayer, Instance, OnDrive, State, StateView, Value, wrong},
+};
+use crate::{
+    actions::Outcome,
+    optimizer::{Slot, TensorState, read_numbers, write_numbers},
+    persist::drive::{DriveFile, Place},
+    task_error::TaskError,
+};
+use burn::tensor::{Shape, TensorData};
+use spipe_base::{BufferId, Bytes, MemoryId};
+use std::{
+    collections::BTreeMap,
+    io::{self, Write},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+/// The files that stand for the drives of a program, by memory.
+#[derive(Debug, Default)]
+pub(crate) struct Drives {
+    files: BTreeMap<MemoryId, DriveFile>,
+    /// The state that was read last for a checkpoint, which asks for one tensor after the other.
+    last: Mutex<Option<(Instance, Arc<State>)>>,
+}
+
+impl Drives {
+    /// The drives with these files.
+    pub fn new(files: BTreeMap<MemoryId, DriveFile>) -> Self {
+        Self { files, last: Mutex::new(None) }
+    }
+
+    fn file(&self, memory: MemoryId) -> Result<&DriveFile, TaskError> {
+        self.files.get(&memory).ok_or_else(|| TaskError::inconsistent(format!("nothing stands for drive {memory}")))
+    }
+
+    /// Writes a state: to its place, or to a new one.
+    fn write(&self, memory: MemoryId, state: &State, place: Option<Place>) -> Result<OnDrive, TaskError> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        let file = self.file(memory)?;
+        let fill = |out: &mut dyn Write| write_state(out, state);
+        let written = match place {
+            Some(place) => file.write(place, fill),
+            None => file.add(state.bytes().get() as usize, fill),
+        };
+        let place = written.map_err(|error| TaskError::drive(file.path(), "written", &error))?;
+        let shapes = |layer: &HostLayer| layer.iter().map(|data| data.shape().clone()).collect();
+        let described = |layer: &Vec<TensorState>| layer.iter().map(|state| (state.slots(), state.steps())).collect();
+        Ok(OnDrive {
+            place,
+            masters: state.master.as_ref().map(|layers| layers.iter().map(shapes).collect()),
+            tensors: state.tensors.iter().map(described).collect(),
+            squares: state.squares,
+        })
+    }
+
+    /// Reads a state; its bytes must be those that were written last.
+    fn read(&self, memory: MemoryId, kept: &OnDrive) -> Result<State, TaskError> {
+        let file = self.file(memory)?;
+        let bytes = file.read(&kept.place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
+        read_state(&mut bytes.as_slice(), kept)
+            .ok_or_else(|| TaskError::inconsistent(format!("`{}` holds too few numbers", file.path().display())))
+    }
+
+    /// The files that the system's cache stands before, because they take no direct transfers.
+    pub fn buffered(&self) -> impl Iterator<Item = String> {
+        self.files.values().filter(|file| !file.is_direct()).map(|file| file.path().display().to_string())
+    }
+}
+
+/// Writes parameters in f32, then the states of all tensors.
+fn write_state(out: &mut dyn Write, state: &State) -> io::Result<()> {
+    for data in state.master.iter().flatten().flatten() {
+        write_numbers(out, data.as_slice::<f32>().map_err(|error| io::Error::other(format!("{error:?}")))?)?;
+    }
+    state.tensors.iter().flatten().try_for_each(|tensor| tensor.write(out))
+}
+
+fn read_state(bytes: &mut &[u8], kept: &OnDrive) -> Option<State> {
+    let mut master = |shape: &Shape| {
+        let mut numbers = vec![0.0_f32; shape.num_elements()];
+        read_numbers(&mut numbers, bytes)?;
+        Some(TensorData::new(numbers, shape.clone()))
+    };
+    let mut layer = |shapes: &Vec<Shape>| shapes.iter().map(&mut master).collect::<Option<HostLayer>>();
+    let masters = kept.masters.as_ref().map(|layers| layers.iter().map(&mut layer).collect::<Option<Vec<_>>>());
+    let masters = match masters {
+        Some(found) => Some(found?),
+        None => None,
+    };
+    let mut tensor = |(slots, steps): &(Vec<Slot>, u32)| TensorState::read((slots, *steps), bytes);
+    let mut layer = |states: &Vec<(Vec<Slot>, u32)>| states.iter().map(&mut tensor).collect::<Option<Vec<_>>>();
+    let tensors = kept.tensors.iter().map(&mut layer).collect::<Option<Vec<_>>>()?;
+    bytes.is_empty().then_some(State { master: masters, tensors, squares: kept.squares })
+}
+
+impl Interpreter<'_> {
+    fn drive_of(&self, buffer: BufferId) -> Option<MemoryId> {
+        let memory = self.program.buffers()[buffer].memory;
+        self.drives.files.contains_key(&memory).then_some(memory)
+    }
+
+    /// Puts a first state on its drive, if its buffer is there.
+    pub(super) fn placed(&self, buffer: BufferId, value: Value) -> Result<Value, TaskError> {
+        match (self.drive_of(buffer), value) {
+            (Some(drive), Value::State(state)) => Ok(Value::OnDrive(Box::new(self.drives.write(drive, &state, None)?))),
+            (_, value) => Ok(value),
+        }
+    }
+
+    /// Reads an optimizer state from its drive.
+    pub(super) fn read_state(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, TaskError> {
+        let state = self.on_drive(self.at(from, iteration))?;
+        let mut outcome = Outcome::default();
+        self.put(&mut outcome, self.at(to, iteration), Value::State(Box::new(state)));
+        Ok(outcome)
+    }
+
+    /// Writes an optimizer state to its drive.
+    pub(super) fn write_state(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, TaskError> {
+        let (source, target) = (self.at(from, iteration), self.at(to, iteration));
+        let drive = self.drive_of(to).ok_or_else(|| wrong(target))?;
+        let state = self.store.take_state(source)?;
+        let place = self.kept(target)?.place;
+        let kept = self.drives.write(drive, &state, Some(place))?;
+        let mut outcome = Outcome { held: vec![(source, Bytes::ZERO)], ..Outcome::default() };
+        self.put(&mut outcome, target, Value::OnDrive(Box::new(kept)));
+        Ok(outcome)
+    }
+
+    fn kept(&self, at: Instance) -> Result<OnDrive, TaskError> {
+        self.store.look(at, |value| match value {
+            Value::OnDrive(kept) => Some(OnDrive::clone(kept)),
+            _ => None,
+        })
+    }
+
+    fn on_drive(&self, at: Instance) -> Result<State, TaskError> {
+        let drive = self.drive_of(at.0).ok_or_else(|| wrong(at))?;
+        self.drives.read(drive, &self.kept(at)?)
+    }
+
+    /// Looks at an optimizer state wherever it is.
+    pub(super) fn look_at_state<T>(
+        &self,
+        at: Instance,
+        look: impl FnOnce(&dyn StateView) -> Result<T, TaskError>,
+    ) -> Result<T, TaskError> {
+        if self.drive_of(at.0).is_none() {
+            return self.store.look(at, |value| value.state().map(look))?;
+        }
+        let mut last = self.drives.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = match last.take() {
+            Some((known, state)) if known == at => state,
+            _ => Arc::new(self.on_drive(at)?),
+        };
+        *last = Some((at, Arc::clone(&state)));
+        drop(last);
+        look(state.as_ref())
+    }
+}

@@ -1,0 +1,61 @@
+//! The rules of optimizer state on drives.
+
+use super::found::Found;
+use crate::{
+    Context, Placement, Stage, Weights,
+    footprint::{hosted_states, speculates, steps_on_a_host},
+};
+use spipe_base::{Diagnostic, MemoryId, StageId};
+use spipe_cost::Mode;
+use spipe_hardware::MemoryKind;
+
+/// Checks that states are on drives, that their steps run on a socket that a route joins with the
+/// drive, and that no step is undone.
+pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let drives = || placement.all_stages().enumerate().filter_map(|(index, stage)| Some((index, stage, stage.state?)));
+    for (index, stage, drive) in drives() {
+        let id = StageId::from(index);
+        if let Some(fault) = of_stage(context, placement, (id, stage, drive)) {
+            faults.push_at(id, fault);
+        }
+    }
+    if drives().next().is_none() || !faults.all.is_harmless() {
+        return;
+    }
+    let name = |memory: MemoryId| &context.hardware.memories()[memory].name;
+    for state in hosted_states(context, placement) {
+        let Some(drive) = state.drive else { continue };
+        let joined = |from, to| context.hardware.route(from, to).is_some();
+        if !joined(drive, state.host) || !joined(state.host, drive) {
+            let what = format!("no link joins `{}` and `{}`", name(drive), name(state.host));
+            faults.push_at(state.stage, Diagnostic::error(what).hint("add the link of the drive to the machine"));
+        }
+    }
+}
+
+fn of_stage(
+    context: &Context<'_>,
+    placement: &Placement,
+    (id, stage, drive): (StageId, &Stage, MemoryId),
+) -> Option<Diagnostic> {
+    let memory = &context.hardware.memories()[drive];
+    let keeps = format!("stage `{id}` keeps its optimizer state on `{}`", memory.name);
+    if memory.kind != MemoryKind::Nvme {
+        let what = format!("{keeps}, which is no drive");
+        return Some(Diagnostic::error(what).hint("leave `state-on` out, or name a drive of the machine"));
+    }
+    if context.workload().mode != Mode::Train {
+        return Some(Diagnostic::error(format!("{keeps}, but only training has such state")).hint("leave it out"));
+    }
+    let runs_here = !steps_on_a_host(context, stage);
+    let stays = matches!(stage.weights, Weights::Resident) && stage.optimizer.is_none();
+    if runs_here || stays {
+        let what = format!("{keeps}, but its optimizer step runs on its own device");
+        return Some(Diagnostic::error(what).hint("name a socket in `optimizer-on`, or leave `state-on` out"));
+    }
+    if speculates(context, placement) {
+        let what = format!("{keeps}, but system `{}` undoes steps, for which state stays in DRAM", placement.system);
+        return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or leave `state-on` out"));
+    }
+    None
+}

@@ -1,0 +1,95 @@
+//! Optimizer state on drives: the bytes that leave the host, and the slots in which they pass through
+//! it.
+//!
+//! ```text
+//! drive ─ read ─► slot in DRAM ─► optimizer step ─► the same slot ─ write ─► drive
+//! ```
+
+use super::{
+    sharded::shard,
+    stage::{Footprint, StageFootprint, add},
+};
+use crate::{Context, Family, Placement, Stage, Weights};
+use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
+use std::{cmp::Reverse, collections::BTreeMap};
+
+/// The number of optimizer states from drives that a queue of steps has in DRAM at once: one that is
+/// read, one in its step, and one that is written.
+pub const STATE_SLOTS: usize = 3;
+
+/// The optimizer state of a stage, or of one shard of it, whose step runs on a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostedState {
+    /// The stage; a system with a backward of its own counts the stages of the backward.
+    pub stage: StageId,
+    /// The device whose steps share slots: the socket of the step, or the GPU that owns the shard.
+    pub queue: DeviceId,
+    /// The memory of the step.
+    pub host: MemoryId,
+    /// The drive that keeps the state between steps, if one does.
+    pub drive: Option<MemoryId>,
+    /// The size of the state.
+    pub bytes: Bytes,
+}
+
+/// The optimizer states of a placement whose steps run on hosts, by stage; none in inference.
+pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<HostedState> {
+    let sharded = placement.system.family() == Family::Sharded;
+    let participants = if sharded { placement.participants(context.hardware) } else { Vec::new() };
+    let mut states = Vec::new();
+    for (id, stage) in placement.backward_stages().enumerate() {
+        if context.backward_of(stage.layers).is_none() || !steps_on_a_host(context, stage) {
+            continue;
+        }
+        let state = |queue, host, bytes| HostedState { stage: id, queue, host, drive: stage.state, bytes };
+        if sharded {
+            let shards = participants.len();
+            let of = |device: &DeviceId| {
+                let shard = shard(bytes_on(context, (stage, *device)), shards);
+                Some(state(*device, context.hardware.host_memory(*device)?, shard))
+            };
+            states.extend(participants.iter().filter_map(of));
+        } else {
+            let queue = context.steps(stage);
+            let host = match stage.weights {
+                Weights::Streamed(home) => home,
+                Weights::Resident => context.hardware.devices()[queue].memory,
+            };
+            states.push(state(queue, host, bytes_on(context, (stage, stage.device))));
+        }
+    }
+    states.retain(|state| state.bytes > Bytes::ZERO);
+    states
+}
+
+/// Whether the optimizer step of a stage runs on a socket that is not its own device.
+pub(crate) fn steps_on_a_host(context: &Context<'_>, stage: &Stage) -> bool {
+    let steps = context.steps(stage);
+    steps != stage.device && context.is_cpu(steps)
+}
+
+fn bytes_on(context: &Context<'_>, (stage, device): (&Stage, DeviceId)) -> Bytes {
+    stage.layers.iter().map(|layer| context.cost.memory(layer, device).optimizer).sum()
+}
+
+/// Moves the optimizer states of stages that name a drive from their hosts to it. Each queue of steps
+/// keeps slots for the [`STATE_SLOTS`] largest of them, under its first stage.
+pub(super) fn move_states(context: &Context<'_>, placement: &Placement, memories: &mut Footprint) {
+    if placement.all_stages().all(|stage| stage.state.is_none()) {
+        return;
+    }
+    let mut queues: BTreeMap<(DeviceId, MemoryId), Vec<(Bytes, StageId)>> = BTreeMap::new();
+    for HostedState { stage, queue, host, drive, bytes } in hosted_states(context, placement) {
+        let Some(drive) = drive else { continue };
+        let there = memories.entry(host).or_default().entry(stage).or_default();
+        there.state = there.state.saturating_sub(bytes);
+        add(memories, drive, (stage, StageFootprint { state: bytes, ..StageFootprint::default() }));
+        queues.entry((queue, host)).or_default().push((bytes, stage));
+    }
+    for ((_, host), mut states) in queues {
+        let Some(first) = states.iter().map(|(_, stage)| *stage).min() else { continue };
+        states.sort_unstable_by_key(|state| Reverse(*state));
+        let slots = states.iter().take(STATE_SLOTS).map(|(bytes, _)| *bytes).sum();
+        add(memories, host, (first, StageFootprint { slots, ..StageFootprint::default() }));
+    }
+}

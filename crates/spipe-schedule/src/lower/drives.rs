@@ -1,0 +1,121 @@
+//! Optimizer state on drives: it is read before its step and written after it.
+//!
+//! ```text
+//! nvme0.read       state in ─┐               ┌─ the next but two
+//! cpu0.optimizer             └─► step ─┐     │
+//! nvme0.write                          └─► state out
+//! ```
+//!
+//! A queue of steps has [`STATE_SLOTS`] slots in DRAM: a read waits until the state that is that many
+//! steps before it is written.
+
+use super::flows::{Transfer, route};
+use crate::{Access, Action, Anchor, Content, Edge, Lifetime, Part, ProgramBuilder};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneRole, MemoryId, Payload, SimTime, Subject,
+};
+use spipe_plan::{Context, STATE_SLOTS};
+use std::collections::BTreeMap;
+
+/// An optimizer state that a drive keeps.
+#[derive(Clone, Copy)]
+pub(super) struct DriveState {
+    pub subject: Subject,
+    pub content: Content,
+    pub part: Option<Part>,
+    pub bytes: Bytes,
+    pub drive: MemoryId,
+    /// The memory of its step.
+    pub host: MemoryId,
+    /// The device whose steps share slots.
+    pub queue: DeviceId,
+}
+
+/// A state that has been read for its step.
+#[derive(Clone, Copy)]
+pub(super) struct Read {
+    pub state: DriveState,
+    /// The state on its drive.
+    kept: BufferId,
+    /// The state in the memory of its step.
+    staged: BufferId,
+    action: ActionId,
+}
+
+impl Read {
+    /// The state before its step and after it.
+    pub const fn versions(&self) -> (Access, Access) {
+        (Access::new(self.staged, 1), Access::new(self.staged, 2))
+    }
+}
+
+impl DriveState {
+    /// The copy of the state over the routes of a machine, from its drive or back to it.
+    pub fn over_routes(&self, context: &Context<'_>, payload: Payload, faults: &mut Faults) -> Transfer {
+        let (from, to) = if payload == Payload::StateIn { (self.drive, self.host) } else { (self.host, self.drive) };
+        let flow = route(context, from, to, self.bytes).map_err(|fault| faults.push(fault));
+        Transfer { work: SimTime::ZERO, flows: flow.into_iter().collect() }
+    }
+}
+
+/// The states that pass through each host, by the device of their queue.
+#[derive(Clone, Debug, Default)]
+pub(super) struct DriveStates {
+    queues: BTreeMap<(DeviceId, MemoryId), Vec<(ActionId, ActionId)>>,
+}
+
+impl DriveStates {
+    /// Adds the read of a state.
+    pub fn read(&mut self, builder: &mut ProgramBuilder, state: DriveState, transfer: Transfer) -> Read {
+        let DriveState { content, bytes, drive, host, .. } = state;
+        let mut hold = |memory, lifetime| match state.part {
+            Some(part) => builder.part(part, content, memory, (bytes, lifetime)),
+            None => builder.buffer(content, memory, bytes, lifetime),
+        };
+        let (kept, staged) = (hold(drive, Lifetime::Resident), hold(host, Lifetime::Transient));
+        let ends = (Access::new(kept, 0), Access::new(staged, 1));
+        let action = copy(builder, &state, (Payload::StateIn, transfer), ends);
+        let before = self.queues.entry((state.queue, host)).or_default();
+        if let Some((_, written)) = before.len().checked_sub(STATE_SLOTS).and_then(|index| before.get(index)) {
+            waits(builder, (*written, action), 0);
+        }
+        Read { state, kept, staged, action }
+    }
+
+    /// Adds the write of a state after its step.
+    pub fn write(&mut self, builder: &mut ProgramBuilder, read: &Read, transfer: Transfer) {
+        let (state, ends) = (&read.state, (read.versions().1, Access::new(read.kept, 1)));
+        let action = copy(builder, state, (Payload::StateOut, transfer), ends);
+        self.queues.entry((state.queue, state.host)).or_default().push((read.action, action));
+    }
+
+    /// Adds the precedences across iterations: the first reads wait for the slots of the last states.
+    pub fn join_iterations(&self, builder: &mut ProgramBuilder) {
+        for queue in self.queues.values().filter(|queue| queue.len() > STATE_SLOTS) {
+            for ((read, _), (_, written)) in queue.iter().zip(&queue[queue.len() - STATE_SLOTS..]) {
+                waits(builder, (*written, *read), 1);
+            }
+        }
+    }
+}
+
+/// Adds a copy between a drive and the memory of a step, on the lane of the drive.
+fn copy(
+    builder: &mut ProgramBuilder,
+    state: &DriveState,
+    (payload, Transfer { work, flows }): (Payload, Transfer),
+    (read, write): (Access, Access),
+) -> ActionId {
+    let (word, role) =
+        if payload == Payload::StateIn { ("read", LaneRole::NvmeIn) } else { ("write", LaneRole::NvmeOut) };
+    let drive = builder.drive(state.drive);
+    let lane = builder.lane(drive, word, role);
+    let (kind, subject) = (ActionKind::Copy(payload), state.subject);
+    let (reads, writes) = (vec![read], vec![write]);
+    builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
+}
+
+fn waits(builder: &mut ProgramBuilder, (from, to): (ActionId, ActionId), distance: u8) {
+    let (anchor, cause) = (Anchor::EndToStart, IdleCause::Memory);
+    builder.edge(Edge { from, to, anchor, distance, lag: SimTime::ZERO, cause });
+}

@@ -1,0 +1,172 @@
+//! Optimizer state on drives: the closed form of an iteration that its drive bounds, and the bytes of
+//! random placements.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "support/chains.rs"]
+mod chains;
+
+use chains::{frozen_in_front, model, perhaps_clipped, perhaps_tied, workload};
+use proptest::prelude::*;
+use spipe_base::{ActionKind, Bytes, LayerRange, MemoryId, Payload, SimTime};
+use spipe_cost::{CostTable, Mode, Workload};
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_plan::{Context, Knobs, Placement, Stage, System, check, footprint, needed, with_states_on_drives};
+use spipe_schedule::lower;
+use spipe_sim::{Options, Simulation, is_ok, simulate};
+
+/// Two GPUs, a socket that steps at once, and a drive without latency.
+fn machine(dram: &str, [read, write]: [&str; 2]) -> Hardware {
+    let gpu = |index: u32| {
+        format!(
+            "[[gpu]]\nname = \"gpu{index}\"\nmemory = \"24 GiB\"\nmemory-bandwidth = \"1 TB/s\"\n\
+             peak = {{ bf16 = \"100 TFLOP/s\", f32 = \"50 TFLOP/s\" }}\nsource = \"estimate: a test\"\n\
+             [[link]]\nname = \"pcie{index}\"\nbetween = [\"gpu{index}\", \"root0\"]\nbandwidth = \"100 GB/s\"\n"
+        )
+    };
+    let text = format!(
+        "format-version = 1\nname = \"with-drive\"\n[[socket]]\nname = \"cpu0\"\ncores = 8\npeak = {{ f32 = \"1 TFLOP/s\" }}\n\
+         optimizer-rate = \"1000 Gparam/s\"\nsource = \"estimate: a test\"\n\
+         dram = {{ name = \"dram0\", capacity = \"{dram}\", bandwidth = \"10 TB/s\" }}\n{}{}\
+         [[link]]\nname = \"root\"\nbetween = [\"root0\", \"dram0\"]\nbandwidth = \"1 TB/s\"\n\
+         [[nvme]]\nname = \"nvme0\"\ncapacity = \"1 TB\"\nread = \"{read}\"\nwrite = \"{write}\"\nsource = \"estimate: a test\"\n\
+         [[link]]\nname = \"m2\"\nbetween = [\"nvme0\", \"root0\"]\nbandwidth = \"1 TB/s\"\n",
+        gpu(0),
+        gpu(1)
+    );
+    Hardware::from_toml("machine.toml", &text).unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+const SYSTEMS: [System; 6] = [
+    System::ZeroOffload,
+    System::OneForwardOneBackward,
+    System::ZeroInfinity,
+    System::Fsdp,
+    System::Superpipeline,
+    System::Mobius,
+];
+
+/// One stage per layer, stepped on the socket, with all state on the drive.
+fn place(hardware: &Hardware, layers: usize, system: System, recomputed: bool) -> Placement {
+    let (gpu, socket) = (hardware.device("gpu0").unwrap(), hardware.device("cpu0").unwrap());
+    let (dram, drive) = (hardware.memory("dram0").unwrap(), hardware.memory("nvme0").unwrap());
+    let stage = |index: usize| {
+        let layers = LayerRange::new(index.into(), index.into()).unwrap();
+        let stage = Stage::new(gpu, layers).with_optimizer_on(socket).with_state_on(drive);
+        let stage = if recomputed { stage.with_everything_recomputed() } else { stage };
+        match system {
+            System::ZeroInfinity | System::Superpipeline | System::Mobius => stage.with_weights_in(dram),
+            _ => stage,
+        }
+    };
+    Placement::new(system, (0..layers).map(stage))
+}
+
+/// The simulation of a placement that the checker accepts.
+fn run((model, hardware, workload): (&Model, &Hardware, &Workload), placement: &Placement) -> (Simulation, [Bytes; 2]) {
+    let cost = CostTable::new(model, hardware, workload).unwrap();
+    let context = Context { model, hardware, cost: &cost };
+    check(&context, placement).unwrap_or_else(|faults| panic!("{faults}"));
+    let needs = footprint(&context, placement);
+    let memory = |name: &str| -> MemoryId { hardware.memory(name).unwrap() };
+    let counted = ["dram0", "nvme0"].map(|name| needed(&needs, memory(name)));
+    (simulate(&lower(&context, placement).unwrap(), &Options::default()), counted)
+}
+
+fn peak(simulation: &Simulation, name: &str) -> Bytes {
+    simulation.trace.memories.iter().find(|memory| memory.name == name).map_or(Bytes::ZERO, |memory| memory.peak)
+}
+
+/// A state of 12 bytes per parameter. The slower direction of the drive never rests: 8 × 12 MB at
+/// 1 GB/s. Steps begin with three states in DRAM, so that the other direction is hidden.
+#[test]
+fn a_drive_bounds_the_iteration_by_its_slower_direction() {
+    for system in [System::ZeroOffload, System::ZeroInfinity] {
+        for rates in [["2 GB/s", "1 GB/s"], ["1 GB/s", "2 GB/s"]] {
+            let (hardware, model) = (machine("64 GiB", rates), model(&[(1, 1, 1); 8], 0));
+            let placement = place(&hardware, 8, system, false);
+            let placement = placement
+                .clone()
+                .with_knobs(Knobs { shards: (system == System::ZeroInfinity).then_some(1), ..placement.knobs });
+            let (simulation, counted) = run((&model, &hardware, &workload(2, Mode::Train)), &placement);
+            assert!(is_ok(&simulation) && simulation.steady, "{system}");
+            let (iteration, least) = (simulation.trace.iteration, SimTime::ms(96));
+            let near = least <= iteration && iteration <= least + SimTime::ns(100_000);
+            assert!(near, "{system} {rates:?}: {iteration}");
+            assert_eq!(counted[1], Bytes::new(8 * 12_000_000));
+            let lanes: Vec<&str> = simulation.trace.lanes.iter().map(|lane| lane.name.as_str()).collect();
+            assert!(lanes.contains(&"nvme0.read") && lanes.contains(&"nvme0.write"), "{lanes:?}");
+            let read = simulation.trace.spans.iter().filter(|span| span.kind == ActionKind::Copy(Payload::StateIn));
+            assert!(read.count() >= 8);
+        }
+    }
+}
+
+/// A drive that is fast enough costs nothing.
+#[test]
+fn a_fast_drive_is_hidden() {
+    let (hardware, model) = (machine("64 GiB", ["900 GB/s"; 2]), model(&[(50, 1, 1); 6], 0));
+    let on_drive = place(&hardware, 6, System::ZeroOffload, false);
+    let in_dram = Placement::new(on_drive.system, on_drive.stages.iter().map(|stage| Stage { state: None, ..*stage }));
+    let time = |placement| run((&model, &hardware, &workload(2, Mode::Train)), placement).0.trace.iteration.to_ms();
+    assert!(time(&on_drive) <= 1.01 * time(&in_dram));
+}
+
+/// Layers of 1,000,000 parameters hold 4 MB of parameters and gradients, and 12 MB of state, in DRAM.
+/// The last stages give up theirs first, and as few as possible.
+#[test]
+fn drives_take_what_dram_does_not_hold() {
+    let model = model(&[(1, 1, 1); 8], 0);
+    let on_drives = |dram: &str, on: bool| {
+        let hardware = machine(dram, ["2 GB/s", "1 GB/s"]);
+        let workload = workload(2, Mode::Train);
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let placement = place(&hardware, 8, System::Superpipeline, false);
+        let plain =
+            Placement::new(placement.system, placement.stages.iter().map(|stage| Stage { state: None, ..*stage }));
+        let on = on.then(|| hardware.memory("nvme0").unwrap());
+        let moved = with_states_on_drives(&context, &plain, on)?;
+        check(&context, &moved).unwrap_or_else(|faults| panic!("{faults}"));
+        Some(moved.stages.iter().map(|stage| u8::from(stage.state.is_some())).collect::<Vec<_>>())
+    };
+    assert_eq!(on_drives("128 MB", false), Some(vec![0; 8]));
+    assert_eq!(on_drives("128 MB", true), Some(vec![1; 8]));
+    // 8 × 4 + 4 × 12 and three slots of 12 are 116 MB.
+    assert_eq!(on_drives("117 MB", false), Some(vec![0, 0, 0, 0, 1, 1, 1, 1]));
+    assert_eq!(on_drives("67 MB", false), None);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// The drive holds what the plan counts, to the byte; DRAM no more than that.
+    #[test]
+    fn drives_hold_what_plans_count(
+        layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
+        (system, shards) in (0..SYSTEMS.len(), 1u64..3),
+        (recomputed, clips, tied) in any::<(bool, bool, bool)>(),
+        (frozen, rounds) in (0usize..4, 1u64..4),
+        (urgent, synchronous) in any::<(bool, bool)>(),
+        speed in 0..2usize,
+    ) {
+        let system = SYSTEMS[system];
+        let hardware = machine("256 GiB", [["7 GB/s", "5 GB/s"], ["40 MB/s", "90 MB/s"]][speed]);
+        let model = frozen_in_front(perhaps_tied(&layers, frozen, tied), 0);
+        let sharded = matches!(system, System::ZeroInfinity | System::Fsdp);
+        let workload = perhaps_clipped(clips, workload(rounds * shards, Mode::Train));
+        let of_pipelines = !matches!(system, System::Superpipeline | System::Mobius);
+        let knobs = Knobs {
+            shards: sharded.then_some(shards),
+            urgent_steps: urgent && of_pipelines,
+            synchronous_optimizer: synchronous && (sharded || system == System::ZeroOffload),
+            ..Knobs::default()
+        };
+        let placement = place(&hardware, model.layers().len(), system, recomputed).with_knobs(knobs);
+        let (simulation, [dram, drive]) = run((&model, &hardware, &workload), &placement);
+        prop_assert!(is_ok(&simulation));
+        prop_assert_eq!(peak(&simulation, "nvme0"), drive);
+        prop_assert!(peak(&simulation, "dram0") <= dram, "{} {}", peak(&simulation, "dram0"), dram);
+    }
+}
