@@ -47,7 +47,10 @@ fn a_drive_makes_room_where_dram_is_short() {
     let drawn = spipe(folder.path(), "timeline trace.json -o x.svg");
     assert!(drawn.status.success(), "{}", said(&drawn));
     let picture = std::fs::read_to_string(folder.path().join("x.svg")).unwrap();
-    assert!(picture.contains("nvme0.read") && picture.contains("nvme0.write"));
+    assert!(picture.contains("nvme0"), "the device of the lanes");
+    let trace: Value = serde_json::from_slice(&std::fs::read(folder.path().join("trace.json")).unwrap()).unwrap();
+    let lanes: Vec<&str> = trace["lanes"].as_array().unwrap().iter().filter_map(|lane| lane["name"].as_str()).collect();
+    assert!(lanes.contains(&"nvme0.read") && lanes.contains(&"nvme0.write"), "{lanes:?}");
     let human = spipe(folder.path(), &format!("plan {job} --effort low"));
     assert!(String::from_utf8_lossy(&human.stdout).contains("cpu0, state on nvme0"), "{}", said(&human));
 }

@@ -79,7 +79,7 @@ fn chosen(context: &Context<'_>, placement: &Placement, on: Option<MemoryId>) ->
         };
         busy.insert(drive, until);
         if let Some((_, free)) = drives.get_mut(&drive) {
-            *free = *free - bytes;
+            *free -= bytes;
         }
         chosen.push((stage, drive));
     }

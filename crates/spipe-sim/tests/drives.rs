@@ -6,7 +6,7 @@
 #[path = "support/chains.rs"]
 mod chains;
 
-use chains::{frozen_in_front, model, perhaps_clipped, perhaps_tied, workload};
+use chains::{frozen_in_front, machine, model, perhaps_clipped, perhaps_tied, workload};
 use proptest::prelude::*;
 use spipe_base::{ActionKind, Bytes, LayerRange, MemoryId, Payload, SimTime};
 use spipe_cost::{CostTable, Mode, Workload};
@@ -17,7 +17,7 @@ use spipe_schedule::lower;
 use spipe_sim::{Options, Simulation, is_ok, simulate};
 
 /// Two GPUs, a socket that steps at once, and a drive without latency.
-fn machine(dram: &str, [read, write]: [&str; 2]) -> Hardware {
+fn with_drive(dram: &str, [read, write]: [&str; 2]) -> Hardware {
     let gpu = |index: u32| {
         format!(
             "[[gpu]]\nname = \"gpu{index}\"\nmemory = \"24 GiB\"\nmemory-bandwidth = \"1 TB/s\"\n\
@@ -47,20 +47,26 @@ const SYSTEMS: [System; 6] = [
     System::Mobius,
 ];
 
-/// One stage per layer, stepped on the socket, with all state on the drive.
-fn place(hardware: &Hardware, layers: usize, system: System, recomputed: bool) -> Placement {
+/// One stage per layer, stepped on the socket.
+fn stages(hardware: &Hardware, layers: usize, system: System) -> Vec<Stage> {
     let (gpu, socket) = (hardware.device("gpu0").unwrap(), hardware.device("cpu0").unwrap());
-    let (dram, drive) = (hardware.memory("dram0").unwrap(), hardware.memory("nvme0").unwrap());
+    let dram = hardware.memory("dram0").unwrap();
     let stage = |index: usize| {
-        let layers = LayerRange::new(index.into(), index.into()).unwrap();
-        let stage = Stage::new(gpu, layers).with_optimizer_on(socket).with_state_on(drive);
-        let stage = if recomputed { stage.with_everything_recomputed() } else { stage };
+        let stage = Stage::new(gpu, LayerRange::new(index.into(), index.into()).unwrap()).with_optimizer_on(socket);
         match system {
             System::ZeroInfinity | System::Superpipeline | System::Mobius => stage.with_weights_in(dram),
             _ => stage,
         }
     };
-    Placement::new(system, (0..layers).map(stage))
+    (0..layers).map(stage).collect()
+}
+
+/// The same with all state on the drive.
+fn place(hardware: &Hardware, layers: usize, system: System, recomputed: bool) -> Placement {
+    let drive = hardware.memory("nvme0").unwrap();
+    let on_drive =
+        |stage: Stage| if recomputed { stage.with_everything_recomputed() } else { stage }.with_state_on(drive);
+    Placement::new(system, stages(hardware, layers, system).into_iter().map(on_drive))
 }
 
 /// The simulation of a placement that the checker accepts.
@@ -84,7 +90,7 @@ fn peak(simulation: &Simulation, name: &str) -> Bytes {
 fn a_drive_bounds_the_iteration_by_its_slower_direction() {
     for system in [System::ZeroOffload, System::ZeroInfinity] {
         for rates in [["2 GB/s", "1 GB/s"], ["1 GB/s", "2 GB/s"]] {
-            let (hardware, model) = (machine("64 GiB", rates), model(&[(1, 1, 1); 8], 0));
+            let (hardware, model) = (with_drive("64 GiB", rates), model(&[(1, 1, 1); 8], 0));
             let placement = place(&hardware, 8, system, false);
             let placement = placement
                 .clone()
@@ -106,9 +112,9 @@ fn a_drive_bounds_the_iteration_by_its_slower_direction() {
 /// A drive that is fast enough costs nothing.
 #[test]
 fn a_fast_drive_is_hidden() {
-    let (hardware, model) = (machine("64 GiB", ["900 GB/s"; 2]), model(&[(50, 1, 1); 6], 0));
+    let (hardware, model) = (with_drive("64 GiB", ["900 GB/s"; 2]), model(&[(50, 1, 1); 6], 0));
     let on_drive = place(&hardware, 6, System::ZeroOffload, false);
-    let in_dram = Placement::new(on_drive.system, on_drive.stages.iter().map(|stage| Stage { state: None, ..*stage }));
+    let in_dram = Placement::new(on_drive.system, stages(&hardware, 6, on_drive.system));
     let time = |placement| run((&model, &hardware, &workload(2, Mode::Train)), placement).0.trace.iteration.to_ms();
     assert!(time(&on_drive) <= 1.01 * time(&in_dram));
 }
@@ -119,13 +125,11 @@ fn a_fast_drive_is_hidden() {
 fn drives_take_what_dram_does_not_hold() {
     let model = model(&[(1, 1, 1); 8], 0);
     let on_drives = |dram: &str, on: bool| {
-        let hardware = machine(dram, ["2 GB/s", "1 GB/s"]);
+        let hardware = with_drive(dram, ["2 GB/s", "1 GB/s"]);
         let workload = workload(2, Mode::Train);
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
-        let placement = place(&hardware, 8, System::Superpipeline, false);
-        let plain =
-            Placement::new(placement.system, placement.stages.iter().map(|stage| Stage { state: None, ..*stage }));
+        let plain = Placement::new(System::Superpipeline, stages(&hardware, 8, System::Superpipeline));
         let on = on.then(|| hardware.memory("nvme0").unwrap());
         let moved = with_states_on_drives(&context, &plain, on)?;
         check(&context, &moved).unwrap_or_else(|faults| panic!("{faults}"));
@@ -136,6 +140,21 @@ fn drives_take_what_dram_does_not_hold() {
     // 8 × 4 + 4 × 12 and three slots of 12 are 116 MB.
     assert_eq!(on_drives("117 MB", false), Some(vec![0, 0, 0, 0, 1, 1, 1, 1]));
     assert_eq!(on_drives("67 MB", false), None);
+}
+
+#[test]
+fn a_machine_without_drives_has_no_place_for_states() {
+    let (hardware, model, workload) = (machine(), model(&[(1, 1, 1); 4], 0), workload(2, Mode::Train));
+    let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+    let context = Context { model: &model, hardware: &hardware, cost: &cost };
+    let stages = stages(&hardware, 4, System::ZeroOffload);
+    let mut plain = Placement::new(System::ZeroOffload, stages);
+    assert_eq!(with_states_on_drives(&context, &plain, None), Some(plain.clone()));
+    let dram = hardware.memory("dram0").unwrap();
+    assert_eq!(with_states_on_drives(&context, &plain, Some(dram)), None);
+    plain.stages[1.into()].state = Some(dram);
+    let faults = check(&context, &plain).unwrap_err().to_string();
+    assert!(faults.contains("stage `s1` keeps its optimizer state on `dram0`, which is no drive"), "{faults}");
 }
 
 proptest! {
@@ -152,7 +171,7 @@ proptest! {
         speed in 0..2usize,
     ) {
         let system = SYSTEMS[system];
-        let hardware = machine("256 GiB", [["7 GB/s", "5 GB/s"], ["40 MB/s", "90 MB/s"]][speed]);
+        let hardware = with_drive("256 GiB", [["7 GB/s", "5 GB/s"], ["40 MB/s", "90 MB/s"]][speed]);
         let model = frozen_in_front(perhaps_tied(&layers, frozen, tied), 0);
         let sharded = matches!(system, System::ZeroInfinity | System::Fsdp);
         let workload = perhaps_clipped(clips, workload(rounds * shards, Mode::Train));

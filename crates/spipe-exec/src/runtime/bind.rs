@@ -2,7 +2,7 @@
 
 use crate::device::{Binding, Executor, assign_cores};
 use spipe_base::{ActionKind, DeviceId, Diagnostic, Faults};
-use spipe_hardware::DeviceKind;
+use spipe_hardware::{Device, DeviceKind};
 use spipe_plan::Plan;
 use spipe_schedule::Program;
 use std::collections::BTreeMap;
@@ -14,7 +14,7 @@ pub(crate) fn bind(
     bindings: &[Binding],
 ) -> Result<BTreeMap<DeviceId, Binding>, Faults> {
     let mut faults = Faults::new();
-    check_names(program, bindings, &mut faults);
+    check_names(&plan.context().hardware.devices().iter().collect::<Vec<_>>(), bindings, &mut faults);
     if let Some((id, _)) = program.stages().enumerate().find(|(_, stage)| stage.layers.is_empty()) {
         let fault = Diagnostic::error(format!("stage `{id}` has no layers, and empty stages are simulated alone"));
         faults.push(fault.hint("plan with layers in every stage"));
@@ -55,13 +55,13 @@ fn used(program: &Program) -> Vec<DeviceId> {
     used
 }
 
-/// Reports devices that the program does not have or that are bound twice.
-fn check_names(program: &Program, bindings: &[Binding], faults: &mut Faults) {
+/// Reports devices that the machine does not have or that are bound twice.
+fn check_names(devices: &[&Device], bindings: &[Binding], faults: &mut Faults) {
     for binding in bindings {
-        let known = program.devices().iter().any(|device| device.name == binding.device);
+        let known = devices.iter().any(|device| device.name == binding.device);
         let twice = bindings.iter().filter(|other| other.device == binding.device).count() > 1;
         if !known {
-            let names: Vec<&str> = program.devices().iter().map(|device| device.name.as_str()).collect();
+            let names: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
             faults.push(
                 Diagnostic::error(format!("`{binding}` binds a device that the plan does not have"))
                     .hint(format!("its devices are {}", names.join(", "))),

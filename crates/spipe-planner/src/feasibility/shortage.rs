@@ -71,7 +71,7 @@ pub fn enough_in_total(context: &Context<'_>) -> Result<(), PlanError> {
         bytes.map(|bytes| bytes.parameters + bytes.optimizer + bytes.cache).min().unwrap_or(Bytes::ZERO)
     };
     let needed: Bytes = cost.layers().map(held).sum();
-    // No system keeps state on a drive.
+    // A search with drives has their room in its DRAMs.
     let holds = |memory: &&Memory| memory.pageable_view_of.is_none() && memory.kind != MemoryKind::Nvme;
     let own = context.hardware.memories().iter().filter(holds);
     let usable: Bytes = own.clone().map(|memory| memory.usable()).sum();

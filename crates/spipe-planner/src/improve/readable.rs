@@ -65,7 +65,7 @@ fn parts(stage: &Stage) -> impl Iterator<Item = (Stage, bool)> {
 
 /// Whether two stages have the same device and the same homes of their data.
 fn alike(one: &Stage, other: &Stage) -> bool {
-    let homes = |stage: &Stage| (stage.device, stage.weights, stage.offload, stage.optimizer);
+    let homes = |stage: &Stage| (stage.device, stage.weights, stage.offload, stage.optimizer, stage.state);
     homes(one) == homes(other)
 }
 
