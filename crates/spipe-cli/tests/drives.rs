@@ -52,7 +52,7 @@ fn a_drive_makes_room_where_dram_is_short() {
     let lanes: Vec<&str> = trace["lanes"].as_array().unwrap().iter().filter_map(|lane| lane["name"].as_str()).collect();
     assert!(lanes.contains(&"nvme0.read") && lanes.contains(&"nvme0.write"), "{lanes:?}");
     let human = spipe(folder.path(), &format!("plan {job} --effort low"));
-    assert!(String::from_utf8_lossy(&human.stdout).contains("cpu0, state on nvme0"), "{}", said(&human));
+    assert!(String::from_utf8_lossy(&human.stdout).contains("state on"), "{}", said(&human));
 }
 
 #[test]

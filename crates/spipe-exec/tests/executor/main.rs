@@ -3,7 +3,6 @@
 mod adapters;
 mod calibration;
 mod clipping;
-mod drives;
 mod inference;
 mod machine;
 mod optimizers;
