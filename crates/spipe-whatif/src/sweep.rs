@@ -262,7 +262,7 @@ fn holds(rule: &Rule, point: &Point<'_>) -> bool {
     })
 }
 
-/// The profile without names, sources and drives: no system keeps anything on a drive, so that plans do not depend
+/// The profile without names, sources and drives: these searches leave drives out, so that plans do not depend
 /// on them.
 fn key(hardware: &HardwareFile) -> String {
     let mut file = hardware.clone();

@@ -26,7 +26,7 @@ impl Judge for Formula {
         let text =
             format!("{:?}", devices.iter().map(|device| (&device.peak, device.memory_bandwidth)).collect::<Vec<_>>());
         let mut random = fastrand(self.seed ^ train as u64, &text);
-        // No system keeps anything on a drive.
+        // These searches leave drives out.
         let held = hardware.memories().iter().filter(|memory| memory.kind != MemoryKind::Nvme);
         let all: u64 = held.map(|memory| memory.capacity.get()).sum();
         if random() < 0.1 {

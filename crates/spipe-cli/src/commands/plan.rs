@@ -78,6 +78,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
         host_help: true,
         hint: !what.no_hint,
         state_on: what.state_on.as_deref().map(|name| drive(&task.hardware, name)).transpose()?,
+        drives: true,
         on_drives: None,
     };
     let found = planning::search(&request);

@@ -198,6 +198,7 @@ fn answer(question: &Question<'_>) -> Result<Option<Answer>, Failure> {
         start: None,
         host_help: true,
         state_on: None,
+        drives: false,
         on_drives: None,
         hint: false,
     });

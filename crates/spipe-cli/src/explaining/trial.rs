@@ -77,6 +77,7 @@ impl<'a> Explained<'a> {
             start: what.start.clone(),
             host_help: true,
             state_on: None,
+            drives: true,
             on_drives: None,
             effort: Some(spipe_planner::Effort::Low),
             watch: None,

@@ -23,13 +23,13 @@ pub struct OnDrives<'a> {
 }
 
 /// The machine with the room of its drives in its DRAMs, as far as optimizer state can fill it. `None`
-/// without drives, and in inference.
+/// without drives that may be used, and in inference.
 pub fn roomy(request: &Request<'_>, on: Option<MemoryId>) -> Option<Hardware> {
     let (hardware, workload) = (request.hardware, request.workloads.first()?);
     let of_kind = |kind| hardware.memories().enumerate().filter(move |(_, memory)| memory.kind == kind);
     let drives = of_kind(MemoryKind::Nvme).filter(|(id, _)| on.is_none_or(|on| on == *id));
     let room: Bytes = drives.map(|(_, drive)| drive.usable()).sum();
-    if workload.mode != Mode::Train || room == Bytes::ZERO {
+    if !request.drives || workload.mode != Mode::Train || room == Bytes::ZERO {
         return None;
     }
     let cost = CostTable::new(request.model, hardware, workload).ok()?;

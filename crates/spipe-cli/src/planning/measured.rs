@@ -94,6 +94,7 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         start: None,
         host_help: true,
         state_on: None,
+        drives: false,
         on_drives: None,
         effort: what.effort.map(Into::into),
         watch: None,

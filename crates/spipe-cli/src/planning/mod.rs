@@ -89,6 +89,8 @@ pub struct Request<'a> {
     pub hint: bool,
     /// The drive that must hold all optimizer state that hosts step, if one is named.
     pub state_on: Option<MemoryId>,
+    /// Whether drives may hold what DRAM does not.
+    pub drives: bool,
     /// The machine as it is, where `hardware` has the room of the drives in its DRAMs.
     pub on_drives: Option<OnDrives<'a>>,
 }

@@ -57,6 +57,7 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
             start: None,
             host_help: true,
             state_on: None,
+            drives: true,
             on_drives: None,
             effort: None,
             watch: None,

@@ -196,6 +196,7 @@ fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str)
         host_help: false,
         hint: false,
         state_on: None,
+        drives: true,
         on_drives: None,
     })
 }

@@ -150,6 +150,7 @@ impl Planner {
             start: None,
             host_help: true,
             state_on: None,
+            drives: false,
             on_drives: None,
             hint: false,
         })
