@@ -53,18 +53,18 @@ fn a_plan_carries_its_adapters_and_is_simulated_but_not_run() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plan.json");
     let file = path.to_str().unwrap();
-    let more = ["--lora", "rank=8,alpha=16,targets=q,v", "--base", "nf4", "--optimizer", "lion", "-o", file];
+    let more = ["--lora", "rank=8,alpha=16,targets=q,v", "--base", "fp4", "--optimizer", "lion", "-o", file];
     let made = spipe(&plan(&more));
     assert_eq!(made.code, 0, "{}", made.err);
     let written: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     assert_eq!(written["trained-parameters"], 12 * 8 * 4 * 768);
-    assert_eq!((&written["lora"]["rank"], &written["workload"]["formats"]["base"]), (&8.into(), &"nf4".into()));
+    assert_eq!((&written["lora"]["rank"], &written["workload"]["formats"]["base"]), (&8.into(), &"fp4".into()));
     let simulated = spipe(&["simulate", file, "--format", "json"]);
     let simulated: Value = serde_json::from_str(&simulated.out).unwrap();
     let (found, expected) = (&simulated["iteration-ms"], &written["simulated-iteration-ms"]);
     assert!((found.as_f64().unwrap() / expected.as_f64().unwrap() - 1.0).abs() < 1e-6, "{found} {expected}");
     let run = spipe(&["run", file, "--data", "Cargo.toml", "--steps", "1"]);
-    assert!(run.code != 0 && run.err.contains("the plan has a base stored as nf4"), "{}", run.err);
+    assert!(run.code != 0 && run.err.contains("the plan has a base stored as fp4"), "{}", run.err);
     let exported = spipe(&["export", "torch", file, "-o", folder.path().join("job").to_str().unwrap()]);
     assert!(exported.code != 0 && exported.err.contains("planned and simulated only"), "{}", exported.err);
 }

@@ -49,7 +49,11 @@ impl LayerMemory {
     ) -> Self {
         let outputs = model.crossing(id).map(|id| output(&model.layers()[id], workload, precision));
         let layer = &model.layers()[id];
-        let tied = Bytes::new(layer.tied_parameters * precision.bytes());
+        // A base with a format of its own keeps embeddings in 16 bits.
+        let is_frozen = |owner: LayerId| workload.mode != Mode::Train || !model.layers()[owner].trains;
+        let narrow = workload.formats.base.is_some() && layer.tied_to.is_some_and(is_frozen);
+        let width = if narrow { precision.bytes().min(Precision::Bf16.bytes()) } else { precision.bytes() };
+        let tied = Bytes::new(layer.tied_parameters * width);
         let trains = |owner: LayerId| {
             let owner = &model.layers()[owner];
             owner.trains || owner.adaptation.as_ref().is_some_and(|adaptation| adaptation.copy.is_some())

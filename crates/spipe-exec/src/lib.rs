@@ -26,6 +26,7 @@
 //!   report  options  error
 //!        persist            checkpoints, weights
 //!         stored             matrices in their storage type
+//!       quantised            matrices of a quantised base
 //!       optimizer
 //!           nn              layers, kernels, forward and backward passes
 //!   device  data  host  task_error
@@ -42,6 +43,7 @@ mod nn;
 mod optimizer;
 mod options;
 mod persist;
+mod quantised;
 mod reference;
 mod report;
 mod runtime;

@@ -15,7 +15,9 @@ use crate::{
     optimizer::{Extent, Numbers, TensorState, step as step_all, sum_of_squares},
     options::Options,
     report::{Gradient, Outputs as Found},
-    runtime::{Hooks, Job, Lengths, all_prompts, bind, inference, named_gradients, optimizer},
+    runtime::{Hooks, Job, Lengths, all_prompts, bind, half, inference, named_gradients, optimizer},
+    stored::FrozenStorage,
+    task_error::TaskError,
 };
 use burn::tensor::{Tensor, TensorData};
 use spipe_base::{Diagnostic, LayerId};
@@ -37,7 +39,8 @@ pub struct Reference {
 
 /// Trains the plan's model without a pipeline. The same microbatches run one after the other, each
 /// with one graph over all layers, and gradients are summed in ascending order. If the program
-/// delays gradients by an iteration, so does this. Runs on the executor of the first stage's
+/// delays gradients by an iteration, so does this. A base with a format of its own is converted to f32
+/// once, before the first step. Runs on the executor of the first stage's
 /// device, cores included.
 ///
 /// # Errors
@@ -129,14 +132,22 @@ impl WholeModel {
         };
         let device_context = DeviceContext::open(&binding.executor)?;
         let shapes: Vec<_> = units.iter().map(Unit::parameters).collect();
+        let workload = *plan.context().workload();
+        let frozen = FrozenStorage::new(&workload, half(workload.precision));
         let layer = |(layer, shapes): (usize, &Vec<Parameter>)| {
-            let tensor = |shape: &Parameter| {
+            let tensor = |(index, shape): (usize, &Parameter)| {
                 let numbers = initial(options.seed, LayerId::from(layer), shape);
-                Tensor::from_data(TensorData::new(numbers, shape.shape), &device_context.device)
+                let data = match frozen.of(&units[layer], index) {
+                    Some(storage) => storage.rounded(numbers, shape.shape)?,
+                    None => TensorData::new(numbers, shape.shape),
+                };
+                Ok(Tensor::from_data(data, &device_context.device))
             };
-            shapes.iter().map(tensor).collect()
+            shapes.iter().enumerate().map(tensor).collect()
         };
-        let parameters = shapes.iter().enumerate().map(layer).collect();
+        let failed =
+            |error| RunError::Lane { lane: binding.executor.to_string(), action: "the reference".into(), error };
+        let parameters = shapes.iter().enumerate().map(layer).collect::<Result<_, TaskError>>().map_err(failed)?;
         Ok(Self { units, device_context, shapes, parameters, executor: binding.executor.to_string() })
     }
 }

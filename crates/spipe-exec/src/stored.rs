@@ -3,17 +3,22 @@
 //! ```text
 //!              ┌─ the device's library knows the type ───────► Own: its tensor ──────────────────┐
 //! Matrix ─► of ┤                                                                              on ├─► Matrix
-//!              └─ it does not: 16 bits on CPU cores ─► Narrow: the numbers in host memory ─► f32 ─┘
+//!              ├─ it does not: 16 bits on CPU cores ─► Narrow: the numbers in host memory ─► f32 ─┤
+//!              └─ it is quantised ─► Quantised: codes and constants in host memory ─► f32 ────────┘
 //! ```
+//!
+//! In host memory, what is quantised is a tensor of bytes.
 
 use crate::{
     device::transfer::{self, copy, to_device, to_host},
-    nn::{Matrix, Tensors, cast},
+    nn::{Matrix, Tensors, cast, layers::Unit},
     optimizer::{Numbers, narrowed},
+    quantised::Format,
     task_error::TaskError,
 };
 use burn::tensor::{DType, Device, FloatDType, TensorData, bf16, f16};
 use spipe_base::Bytes;
+use spipe_cost::{Base, BaseFormat, Mode, Workload};
 use std::{collections::BTreeMap, sync::Arc};
 
 /// A matrix in the memory of a device. Clones share its numbers.
@@ -23,6 +28,8 @@ pub(crate) enum Stored {
     Own(Matrix),
     /// 16-bit numbers in host memory, if the device's library does not compute in their type.
     Narrow(Arc<TensorData>),
+    /// Codes and constants of a matrix of this shape, which are converted where they are used.
+    Quantised(Format, [usize; 2], Arc<TensorData>),
 }
 
 /// The stored tensors of consecutive layers, layer by layer.
@@ -71,6 +78,7 @@ impl Stored {
             Self::Own(matrix) if matrix.device() == *device => matrix,
             Self::Own(matrix) => to_device(to_host(&matrix)?, device),
             Self::Narrow(data) => to_device(widened(&data)?, device),
+            Self::Quantised(format, shape, data) => to_device(dequantised(format, shape, &data)?, device),
         })
     }
 
@@ -81,7 +89,7 @@ impl Stored {
     pub fn to_host(&self) -> Result<TensorData, TaskError> {
         match self {
             Self::Own(matrix) => to_host(matrix),
-            Self::Narrow(data) => Ok(copy(data)),
+            Self::Narrow(data) | Self::Quantised(_, _, data) => Ok(copy(data)),
         }
     }
 
@@ -89,7 +97,7 @@ impl Stored {
     pub fn bytes(&self) -> Bytes {
         match self {
             Self::Own(matrix) => matrix_bytes(matrix),
-            Self::Narrow(data) => Bytes::new(data.as_bytes().len() as u64),
+            Self::Narrow(data) | Self::Quantised(_, _, data) => Bytes::new(data.as_bytes().len() as u64),
         }
     }
 }
@@ -138,9 +146,14 @@ pub(crate) fn all_to_host<'a>(all: impl Iterator<Item = &'a Stored> + Clone) -> 
     let mut read = transfer::all_to_host(own)?.into_iter();
     let numbers = |stored: &Stored| match stored {
         Stored::Own(_) => read.next(),
-        Stored::Narrow(data) => Some(copy(data)),
+        Stored::Narrow(data) | Stored::Quantised(_, _, data) => Some(copy(data)),
     };
     all.map(numbers).collect::<Option<_>>().ok_or_else(|| "the device has left out a copy".into())
+}
+
+fn dequantised(format: Format, shape: [usize; 2], data: &TensorData) -> Result<TensorData, TaskError> {
+    let numbers = format.decode(data.as_bytes(), shape);
+    numbers.map(|numbers| TensorData::new(numbers, shape)).ok_or_else(|| "a quantised matrix has another size".into())
 }
 
 fn widened(data: &TensorData) -> Result<TensorData, TaskError> {
@@ -167,4 +180,91 @@ pub(crate) fn numbers(data: &TensorData) -> Result<Numbers<'_>, TaskError> {
         _ => data.as_slice().map(Numbers::F32),
     }
     .map_err(TaskError::device)
+}
+
+/// The storage of a frozen tensor under a base with a format of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Storage {
+    /// Numbers.
+    Numbers(DType),
+    /// Codes and constants.
+    Quantised(Format),
+}
+
+impl Storage {
+    /// The type of its data in host memory.
+    pub const fn dtype(self) -> DType {
+        match self {
+            Self::Numbers(dtype) => dtype,
+            Self::Quantised(_) => DType::U8,
+        }
+    }
+
+    /// Bytes of a tensor.
+    pub const fn bytes(self, shape: [usize; 2]) -> usize {
+        match self {
+            Self::Numbers(dtype) => dtype.size() * shape[0] * shape[1],
+            Self::Quantised(format) => format.bytes(shape),
+        }
+    }
+
+    /// `numbers` as they are stored.
+    pub fn store(self, numbers: Vec<f32>, shape: [usize; 2]) -> TensorData {
+        match self {
+            Self::Numbers(dtype) => to_dtype(TensorData::new(numbers, shape), dtype),
+            Self::Quantised(format) => {
+                let bytes = format.encode(&numbers, shape);
+                let count = bytes.len();
+                TensorData::from_bytes_vec(bytes, [1, count], DType::U8)
+            }
+        }
+    }
+
+    /// The numbers that are left of `numbers` in storage.
+    ///
+    /// # Errors
+    /// Bytes that are no tensor of this shape.
+    pub fn rounded(self, numbers: Vec<f32>, shape: [usize; 2]) -> Result<TensorData, TaskError> {
+        let stored = self.store(numbers, shape);
+        match self {
+            Self::Numbers(_) => widened(&stored),
+            Self::Quantised(format) => dequantised(format, shape, &stored),
+        }
+    }
+}
+
+/// The storage of frozen tensors.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FrozenStorage {
+    base: Option<Base>,
+    /// The type of what a base does not quantise: norms, embeddings, heads.
+    rest: DType,
+    /// Whether anything is trained.
+    trains: bool,
+}
+
+impl FrozenStorage {
+    /// That of a workload whose 16-bit type is `half`.
+    pub const fn new(workload: &Workload, half: DType) -> Self {
+        let trains = matches!(workload.mode, Mode::Train);
+        Self { base: workload.formats.base, rest: half, trains }
+    }
+
+    /// Whether matrices are quantised.
+    pub fn quantises(&self) -> bool {
+        self.base.is_some_and(|base| base.is_quantised())
+    }
+
+    /// The storage of a tensor of `unit`; none if it is trained, or stored as trained tensors are.
+    pub fn of(&self, unit: &Unit, index: usize) -> Option<Storage> {
+        let base = self.base.as_ref()?;
+        if self.trains && index < unit.trained() {
+            return None;
+        }
+        Some(match Format::of(base) {
+            Some(format) if unit.is_block_matrix(index) => Storage::Quantised(format),
+            None if base.format == BaseFormat::Bf16 && unit.is_block_matrix(index) => Storage::Numbers(DType::BF16),
+            _ => Storage::Numbers(self.rest),
+        })
+    }
 }

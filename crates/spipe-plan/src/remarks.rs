@@ -13,7 +13,7 @@
 
 use crate::{Context, Placement, Plan, Stage};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId, readable::percent};
-use spipe_cost::{Formats, Mode, Optimizer, Source, Workload};
+use spipe_cost::{BaseFormat, Formats, Mode, Optimizer, Source, Workload};
 use spipe_hardware::Device;
 use spipe_model::LayerKind;
 use std::collections::BTreeMap;
@@ -22,12 +22,21 @@ use std::collections::BTreeMap;
 /// optimizers than AdamW, and other formats than those of plain mixed precision.
 pub fn beyond_plain_training(context: &Context<'_>) -> Option<Diagnostic> {
     let adapters = context.model.lora().map(|lora| format!("adapters of rank {}", lora.rank));
-    planned_only(context, adapters.into_iter().collect(), &[Optimizer::Adamw])
+    planned_only(context, adapters.into_iter().collect(), Executed { optimizers: &[Optimizer::Adamw], bases: &[] })
 }
 
-/// The part of a plan's training that is planned and simulated, but not executed, where `optimizers`
-/// are. Plain adapters are executed.
-pub fn beyond_execution(context: &Context<'_>, optimizers: &[Optimizer]) -> Option<Diagnostic> {
+/// Optimizers and formats of bases that an engine executes.
+#[derive(Clone, Copy, Debug)]
+pub struct Executed<'a> {
+    /// The optimizers.
+    pub optimizers: &'a [Optimizer],
+    /// The formats of frozen matrices, besides that of the precision.
+    pub bases: &'a [BaseFormat],
+}
+
+/// The part of a plan's training that is planned and simulated, but not executed, where `executed` is.
+/// Plain adapters are executed.
+pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option<Diagnostic> {
     let mut parts = Vec::new();
     if let Some(lora) = context.model.lora() {
         parts.extend(lora.dora.then(|| "magnitudes of adapters (DoRA)".to_owned()));
@@ -36,19 +45,19 @@ pub fn beyond_execution(context: &Context<'_>, optimizers: &[Optimizer]) -> Opti
         let infers = context.workload().mode != Mode::Train;
         parts.extend(infers.then(|| "adapters that are not trained".to_owned()));
     }
-    planned_only(context, parts, optimizers)
+    planned_only(context, parts, executed)
 }
 
 /// The refusal of `parts`, and of optimizers and formats that are planned only.
-fn planned_only(context: &Context<'_>, mut parts: Vec<String>, optimizers: &[Optimizer]) -> Option<Diagnostic> {
+fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Executed<'_>) -> Option<Diagnostic> {
     let workload = context.workload();
     let formats = &workload.formats;
-    if let Some(base) = formats.base {
+    if let Some(base) = formats.base.filter(|base| !executed.bases.contains(&base.format)) {
         parts.push(format!("a base stored as {base}"));
     }
     if workload.mode == Mode::Train {
-        if !optimizers.contains(&workload.optimizer) {
-            let known: Vec<&str> = optimizers.iter().map(|optimizer| optimizer.name()).collect();
+        if !executed.optimizers.contains(&workload.optimizer) {
+            let known: Vec<&str> = executed.optimizers.iter().map(|optimizer| optimizer.name()).collect();
             parts.push(format!("the optimizer `{}` instead of {}", workload.optimizer, known.join(", ")));
         }
         if (Formats { base: None, ..*formats }) != Formats::PLAIN {

@@ -88,7 +88,8 @@ impl Base {
             BaseFormat::Int8 => elements + CONSTANT * tensor.rows,
             BaseFormat::Fp8 => elements + CONSTANT,
             BaseFormat::Nf4 | BaseFormat::Fp4 if self.double => {
-                elements.div_ceil(2) + blocks + CONSTANT * blocks.div_ceil(CONSTANTS_PER_BLOCK)
+                // The mean of the constants is taken off them, and kept.
+                elements.div_ceil(2) + blocks + CONSTANT * blocks.div_ceil(CONSTANTS_PER_BLOCK) + CONSTANT
             }
             BaseFormat::Nf4 | BaseFormat::Fp4 => elements.div_ceil(2) + CONSTANT * blocks,
             BaseFormat::GptqInt4 => {
@@ -185,7 +186,7 @@ mod tests {
             ("bf16", 16.0),
             ("int8", 8.0 + 32.0 / 4096.0),
             ("nf4:single", 4.5),
-            ("nf4", 4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0)),
+            ("nf4", 4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0) + 32.0 / (4096.0 * 4096.0)),
             ("fp4:block=128:single", 4.25),
             ("gptq-int4", 4.0 + 16.0 / 128.0 + 4.0 / 128.0 + 32.0 / 4096.0),
         ] {

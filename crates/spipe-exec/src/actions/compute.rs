@@ -65,6 +65,11 @@ impl Interpreter<'_> {
         let input = self.input(iteration, work, &context.device)?;
         let (first, units) = self.stage_units(work.stage);
         let mut wanted = Outputs::of(outputs.iter().map(|(layer, _)| layer.index()).collect());
+        // A graph holds no converted matrices: a quantised base is converted again for the backward.
+        let drops = self.numerics.frozen.quantises();
+        let drop =
+            |keeps: SavedGraph| SavedGraph { split: keeps.split || drops, leaves: keeps.leaves || drops, ..keeps };
+        let keeps = keeps.map(drop);
         let tracked = keeps.map_or((first + units.len(), false), |keeps| (keeps.from, keeps.split));
         let (cache, shared) = (self.cache(iteration, work)?, self.shared(iteration, work)?);
         let (kept, end) = context.compute(|| {

@@ -1,6 +1,6 @@
 //! Values that exist before the first action: parameters, their copies, optimizer state.
 
-use super::{Interpreter, part_of};
+use super::{Interpreter, transfers::cut};
 use crate::{
     actions::store::{DeviceState, HostLayer, Instance, State, Value},
     device::transfer::to_device,
@@ -117,15 +117,14 @@ impl Interpreter<'_> {
     ) -> Result<HostLayer, TaskError> {
         let tensor = |(index, parameter): (usize, &Parameter)| {
             let numbers = self.initial_state.parameter(layer, parameter)?;
-            let data = match self.program.buffers()[buffer].part {
-                Some(part) => {
-                    let numbers = numbers[part_of(numbers.len(), part)].to_vec();
-                    let shape = [1, numbers.len()];
-                    TensorData::new(numbers, shape)
-                }
-                None => TensorData::new(numbers, parameter.shape),
+            let data = match self.frozen_storage(layer, index).filter(|storage| storage.dtype() == dtype(index)) {
+                Some(storage) => storage.store(numbers, parameter.shape),
+                None => to_dtype(TensorData::new(numbers, parameter.shape), dtype(index)),
             };
-            Ok(to_dtype(data, dtype(index)))
+            Ok(match self.program.buffers()[buffer].part {
+                Some(part) => cut(&data, part),
+                None => data,
+            })
         };
         self.units[layer.index()].parameters().iter().enumerate().take(count).map(tensor).collect()
     }

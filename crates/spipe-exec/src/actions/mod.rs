@@ -29,15 +29,18 @@ use crate::{
         task::Task,
     },
     data::Data,
-    device::{DeviceContext, transfer::copy_as},
+    device::{
+        DeviceContext,
+        transfer::{copy, copy_as},
+    },
     inference::Inference,
-    nn::layers::{Reading, Unit},
+    nn::layers::{Parameter, Reading, Unit},
     optimizer::{Optimizer, Schedule},
     persist::checkpoint::InitialState,
-    stored::{Stored, StoredTensors, all_to_host},
+    stored::{FrozenStorage, Storage, Stored, StoredTensors, all_to_host},
     task_error::TaskError,
 };
-use burn::tensor::DType;
+use burn::tensor::{DType, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, DeviceId, IdVec, LayerId, LayerRange};
 use spipe_cost::ClipNorm;
 use spipe_schedule::{Content, Program};
@@ -96,6 +99,8 @@ pub(crate) struct Numerics {
     /// The 16-bit type of the run, and the devices that store it.
     pub half: DType,
     pub half_devices: BTreeSet<DeviceId>,
+    /// The storage of frozen tensors.
+    pub frozen: FrozenStorage,
     pub scales: Mutex<LossScales>,
     /// The result of the gradient check of the last iterations.
     pub verdicts: Mutex<BTreeMap<u32, Verdict>>,
@@ -178,6 +183,11 @@ impl Interpreter<'_> {
         !self.units[layer.index()].trains()
     }
 
+    /// The storage of a tensor of a base with a format of its own.
+    fn frozen_storage(&self, layer: LayerId, index: usize) -> Option<Storage> {
+        self.numerics.frozen.of(&self.units[layer.index()], index)
+    }
+
     /// The numbers that a buffer holds of a tensor of `count` numbers: all, or those of its part.
     fn numbers_in(&self, buffer: BufferId, count: usize) -> Range<usize> {
         self.program.buffers()[buffer].part.map_or(0..count, |part| part_of(count, part))
@@ -213,8 +223,16 @@ impl Interpreter<'_> {
         };
         let device = &self.contexts[&device].device;
         let tensors = |(layer, data): (LayerId, Arc<HostLayer>)| {
-            let shapes = self.units[layer.index()].parameters().into_iter().map(|parameter| parameter.shape);
-            data.iter().zip(shapes).map(|(data, shape)| Stored::from_data(copy_as(shape, data), device)).collect()
+            let parameters = self.units[layer.index()].parameters();
+            let tensor = |(index, (data, parameter)): (usize, (&TensorData, &Parameter))| match self
+                .frozen_storage(layer, index)
+            {
+                Some(Storage::Quantised(format)) if data.dtype() == DType::U8 => {
+                    Stored::Quantised(format, parameter.shape, Arc::new(copy(data)))
+                }
+                _ => Stored::from_data(copy_as(parameter.shape, data), device),
+            };
+            data.iter().zip(&parameters).enumerate().map(tensor).collect()
         };
         Value::Tensors(layers.into_iter().map(tensors).collect())
     }

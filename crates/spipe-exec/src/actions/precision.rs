@@ -110,22 +110,37 @@ impl Interpreter<'_> {
     }
 
     /// The type of the numbers of a buffer of layers, derived from its bytes per number; adapters beside
-    /// their bases are left out.
+    /// their bases are left out, and so are bases with a format of their own.
     pub(super) fn dtype_of(&self, buffer: BufferId) -> Result<DType, TaskError> {
         let held = &self.program.buffers()[buffer];
         let numbers = |of: fn(&Unit) -> Range<usize>| -> Result<usize, TaskError> {
             Ok(self.layers_of(buffer)?.iter().map(|layer| self.numbers(layer, of)).sum())
         };
-        let (numbers, adapters) = match held.content {
+        let (numbers, apart) = match held.content {
             Content::Shared(user) | Content::SharedGradients(user) => (self.owner(user)?.1.count(), 0),
             Content::Parameters(_) | Content::Updated(_) => {
-                (numbers(|unit| unit.adapters()..usize::MAX)?, numbers(|unit| 0..unit.adapters())?)
+                let own = numbers(|unit| unit.adapters()..usize::MAX)?;
+                let (frozen, bytes) = self.frozen_in(buffer)?;
+                (own.saturating_sub(frozen), 4 * numbers(|unit| 0..unit.adapters())? + bytes)
             }
             _ => (numbers(|unit| 0..unit.trained())?, 0),
         };
         let parts = held.part.map_or(1, |part| part.of as u64);
-        let narrow = (held.bytes.get() * parts).saturating_sub(4 * adapters as u64) < 3 * numbers as u64;
+        let narrow = (held.bytes.get() * parts).saturating_sub(apart as u64) < 3 * numbers as u64;
         Ok(if narrow { self.numerics.half } else { DType::F32 })
+    }
+
+    /// Numbers of a buffer's layers that have a storage of their own, and its bytes.
+    fn frozen_in(&self, buffer: BufferId) -> Result<(usize, usize), TaskError> {
+        let mut sum = (0, 0);
+        for layer in self.layers_of(buffer)?.iter() {
+            for (index, parameter) in self.units[layer.index()].parameters().iter().enumerate() {
+                if let Some(storage) = self.frozen_storage(layer, index) {
+                    sum = (sum.0 + parameter.count(), sum.1 + storage.bytes(parameter.shape));
+                }
+            }
+        }
+        Ok(sum)
     }
 
     /// Whether an optimizer's state holds f32 parameters, of 4 bytes each, beside its own buffers.

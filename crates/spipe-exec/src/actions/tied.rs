@@ -108,9 +108,14 @@ impl Interpreter<'_> {
     pub(super) fn shared_at_first(&self, buffer: BufferId, user: LayerId) -> Result<Value, TaskError> {
         let (owner, parameter) = self.owner(user)?;
         let numbers = TensorData::new(self.initial_state.parameter(owner, &parameter)?, parameter.shape);
-        let way = self.way_to(buffer);
-        let data =
-            way.into_iter().try_fold(numbers, |data, at| Ok::<_, TaskError>(to_dtype(data, self.dtype_of(at)?)))?;
+        let on_the_way = |data, at| {
+            let dtype = match self.program.buffers()[at].content {
+                Content::Parameters(_) | Content::Updated(_) => self.dtypes_of(at)?(owner, SHARED),
+                _ => self.dtype_of(at)?,
+            };
+            Ok::<_, TaskError>(to_dtype(data, dtype))
+        };
+        let data = self.way_to(buffer).into_iter().try_fold(numbers, on_the_way)?;
         self.shared_value(buffer, data)
     }
 

@@ -41,10 +41,14 @@ impl Interpreter<'_> {
         matches!(self.program.buffers()[buffer].content, Content::Updated(_)) && self.trains_adapters()
     }
 
-    /// The types of a layer's tensors in a buffer, by index: adapters have f32.
+    /// The types of a layer's tensors in a buffer, by index: adapters have f32, and what is quantised has bytes.
     pub(super) fn dtypes_of(&self, buffer: BufferId) -> Result<impl Fn(LayerId, usize) -> DType + use<'_>, TaskError> {
         let own = self.dtype_of(buffer)?;
-        Ok(move |layer: LayerId, index| if index < self.units[layer.index()].adapters() { DType::F32 } else { own })
+        Ok(move |layer: LayerId, index| match self.frozen_storage(layer, index) {
+            _ if index < self.units[layer.index()].adapters() => DType::F32,
+            Some(storage) => storage.dtype(),
+            None => own,
+        })
     }
 
     /// The type in which a stage's device holds gradients of parameters.

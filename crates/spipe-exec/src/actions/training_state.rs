@@ -80,8 +80,11 @@ impl Interpreter<'_> {
 
 impl TrainingState for Interpreter<'_> {
     /// The f32 master copy if there is one; otherwise the copy in host memory; otherwise that on a
-    /// device. All copies agree between steps.
+    /// device. All copies agree between steps. A base with a format of its own is what it was made from.
     fn parameter(&self, layer: LayerId, index: usize) -> Result<Vec<f32>, TaskError> {
+        if self.frozen_storage(layer, index).is_some() {
+            return self.initial_state.parameter(layer, &self.units[layer.index()].parameters()[index]);
+        }
         let mut masters = Vec::new();
         for (at, place) in self.states(layer) {
             masters.extend(self.look_at_state(at, |kept| kept.master((place, index)))?);

@@ -189,7 +189,8 @@ fn join<'a>(parts: impl Iterator<Item = &'a TensorData>) -> TensorData {
     TensorData::from_bytes_vec(bytes, [1, count], dtype)
 }
 
-fn cut(whole: &TensorData, part: spipe_schedule::Part) -> TensorData {
+/// The part of a tensor that belongs to one of several devices.
+pub(super) fn cut(whole: &TensorData, part: spipe_schedule::Part) -> TensorData {
     let range = part_of(whole.shape().num_elements(), part);
     let size = whole.dtype().size();
     let bytes = whole.as_bytes()[range.start * size..range.end * size].to_vec();

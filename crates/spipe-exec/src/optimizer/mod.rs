@@ -28,6 +28,7 @@ mod undo;
 
 pub use adamw::{AdamW, Exchange};
 pub(crate) use device::{DeviceMoments, DeviceParameter, sums_of_squares};
+pub(crate) use dynamic_map::{Coded, Map};
 pub(crate) use half::narrowed;
 pub use half::{HalfMut, Numbers};
 pub(crate) use host::step;

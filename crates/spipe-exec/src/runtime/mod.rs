@@ -15,7 +15,7 @@ mod trace;
 pub(crate) use bind::bind;
 pub(crate) use hooks::Hooks;
 pub(crate) use infer::{Lengths, all_prompts, inference};
-pub(crate) use prepare::optimizer;
+pub(crate) use prepare::{half, optimizer};
 #[cfg(test)]
 pub(crate) use run::run_with;
 pub(crate) use run::{Job, named_gradients};

@@ -20,14 +20,16 @@ use crate::{
         drive::DriveFile,
         weights::{self, AdapterFile, Weights},
     },
+    quantised::Format,
     runtime::{bind::bind, hooks::Hooks, run::Job},
+    stored::FrozenStorage,
     task_error::TaskError,
 };
 use burn::tensor::DType;
 use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId};
 use spipe_cost::Mode;
 use spipe_model::Precision;
-use spipe_plan::{Plan, beyond_execution};
+use spipe_plan::{Executed, Plan, beyond_execution};
 use spipe_schedule::{Buffer, Content, Program};
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -42,6 +44,9 @@ pub(crate) struct Prepared<'a> {
     pub devices: Vec<Binding>,
     pub warnings: Vec<String>,
 }
+
+/// Optimizers and storages of frozen matrices that run.
+const EXECUTED: Executed = Executed { optimizers: &Optimizer::EXECUTED, bases: &Format::EXECUTED };
 
 /// Checks everything that can be refused, then finds the initial state and opens the devices.
 pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Result<Prepared<'a>, RunError> {
@@ -86,11 +91,9 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
             clip_norm: workload.clip_norm,
         },
         numerics: Numerics {
-            half: match dtype(workload.precision) {
-                DType::F32 => DType::BF16,
-                half => half,
-            },
+            half: half(workload.precision),
             half_devices: bound.keys().filter(stores_half).copied().collect(),
+            frozen: FrozenStorage::new(workload, half(workload.precision)),
             scales: Mutex::new(scales),
             verdicts: Mutex::new(BTreeMap::new()),
             inject_nan: hooks.inject_nan,
@@ -115,7 +118,7 @@ struct Checked {
 fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     let Job { plan, program, data, options, .. } = *job;
     let context = plan.context();
-    if let Some(fault) = beyond_execution(&context, &Optimizer::EXECUTED) {
+    if let Some(fault) = beyond_execution(&context, EXECUTED) {
         return Err(RunError::Unsupported(fault.into()));
     }
     let mut faults = Faults::new();
@@ -164,7 +167,7 @@ pub(crate) fn optimizer(plan: &Plan, options: &Options) -> Result<Optimizer, Run
     if workload.mode != Mode::Train {
         return Ok(Optimizer::adamw(options.optimizer));
     }
-    let refused = || beyond_execution(&context, &Optimizer::EXECUTED).map(Into::into).unwrap_or_default();
+    let refused = || beyond_execution(&context, EXECUTED).map(Into::into).unwrap_or_default();
     Optimizer::new(workload.optimizer, options.optimizer).ok_or_else(|| RunError::Unsupported(refused()))
 }
 
@@ -250,6 +253,14 @@ const fn dtype(precision: Precision) -> DType {
         Precision::Fp32 => DType::F32,
         Precision::Fp16 => DType::F16,
         Precision::Bf16 => DType::BF16,
+    }
+}
+
+/// The 16-bit type of a run in a precision.
+pub(crate) const fn half(precision: Precision) -> DType {
+    match dtype(precision) {
+        DType::F32 => DType::BF16,
+        half => half,
     }
 }
 

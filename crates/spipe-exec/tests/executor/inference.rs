@@ -19,7 +19,7 @@ fn ran(setup: &Setup<'_>, options: &Options) -> Result<Report, RunError> {
     run(&plan, &program, &data(&plan), options, &mut |_| ControlFlow::Continue(()))
 }
 
-fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Report, Inferred) {
+pub fn both(setup: &Setup<'_>, backend: Backend, steps: u32) -> (Report, Inferred) {
     let (plan, program) = setup.build();
     let options = Setup::options(backend, steps);
     let plain = inferred(&plan, &program, &data(&plan), &options).unwrap_or_else(|error| panic!("{error}"));

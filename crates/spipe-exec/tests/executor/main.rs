@@ -8,6 +8,7 @@ mod machine;
 mod optimizers;
 mod parity;
 mod peft;
+mod quantised;
 mod resuming;
 mod setup;
 mod shared;

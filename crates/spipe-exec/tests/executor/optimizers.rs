@@ -150,6 +150,19 @@ fn pipelined_runs_are_plain_training() {
     }
 }
 
+/// Adapters, of which one is large enough for moments in 8 bits.
+#[test]
+fn adapters_are_stepped_as_in_plain_training() {
+    let large = &LLAMA.replace("vocabulary = 256", "vocabulary = 512");
+    for kind in Optimizer::EXECUTED {
+        let runs = |setup: &Setup<'_>| !(kind == Kind::Adafactor && setup.system == System::Fsdp);
+        for setup in setups(kind).into_iter().filter(runs) {
+            let setup = Setup { model: large, lora: Some("rank=16,targets=q,down,lm_head"), ..setup };
+            equal(&setup, &both(&setup, Backend::Ndarray, 3));
+        }
+    }
+}
+
 /// Accelerators that store 16 bits have a master copy beside any optimizer's state, and no memory
 /// holds more than planned.
 #[test]

@@ -60,8 +60,8 @@ fn norm(bytes: &[u8]) -> f64 {
     fours.iter().map(|four| f64::from(f32::from_le_bytes(*four)).powi(2)).sum::<f64>().sqrt()
 }
 
-/// The plan of a case: adapters of `config` on the model `demo`, in two stages or streamed.
-fn plan(config: &Value, system: System) -> Plan {
+/// The plan of a case: adapters of `config` on the model `demo`, stored as `base`, in two stages or streamed.
+fn plan(config: &Value, base: &Value, system: System) -> Plan {
     let lora = Adapter::from_json("config", &config.to_string()).and_then(|adapter| adapter.lora()).expect("adapters");
     let model = Model::from_toml("demo.toml", DEMO).and_then(|model| model.with_lora(&lora)).expect("a model");
     let hardware = Hardware::from_toml("machine.toml", &machine_with(2, "256 MiB", "4 GB/s")).expect("a machine");
@@ -84,7 +84,7 @@ fn plan(config: &Value, system: System) -> Plan {
         optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
         clip_norm: None,
-        formats: Formats::default(),
+        formats: Formats { base: base.as_str().map(|base| base.parse().expect("a format")), ..Formats::default() },
     };
     Plan::new(model, hardware, workload, Placement::new(system, stages)).unwrap_or_else(|faults| panic!("{faults}"))
 }
@@ -101,10 +101,11 @@ fn losses_and_adapters_are_those_of_peft() {
     save_initial_weights(&Model::from_toml("demo.toml", DEMO).expect("a model"), 1, &base).expect("weights");
     fill(&base.join("model.safetensors"));
     let cases = table["cases"].as_array().expect("cases");
-    for (case, system) in cases.iter().zip([System::OneForwardOneBackward, System::Superpipeline]) {
+    let systems = [System::OneForwardOneBackward, System::Superpipeline].into_iter().cycle();
+    for (case, system) in cases.iter().zip(systems) {
         let mut config = case["settings"].clone();
         config["peft_type"] = "LORA".into();
-        let plan = plan(&config, system);
+        let plan = plan(&config, &case["base"], system);
         let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{faults}"));
         let options = |steps| Options { steps, weights: Some(base.clone()), ..Setup::options(Backend::Ndarray, 1) };
         let train = |options: &Options| {

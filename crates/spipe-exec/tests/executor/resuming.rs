@@ -81,6 +81,21 @@ fn parameters_that_are_shared_out() {
     goes_on(&Setup { system: System::ZeroInfinity, stages: streamed, microbatches: 2, ..Setup::default() });
 }
 
+/// Adapters, on a plain base and on one that is quantised anew from its own numbers.
+#[test]
+fn adapters_go_on() {
+    for base in [None, Some("nf4"), Some("int8")] {
+        for setup in [
+            Setup { stages: &["gpu0 0..1", "cpu0 2..4"], ..Setup::default() },
+            Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket recompute:2"], ..Setup::default() },
+            Setup { system: System::Superpipeline, stages: &UNITS, ..Setup::default() },
+            Setup { system: System::Fsdp, stages: &["gpu0 0..1 recompute", "gpu0 2..4"], ..Setup::default() },
+        ] {
+            goes_on(&Setup { lora: Some("rank=3"), base, ..setup });
+        }
+    }
+}
+
 #[test]
 fn other_systems_go_on_from_the_same_checkpoint() {
     let one = Setup { stages: &["gpu0 0..4"], ..Setup::default() };

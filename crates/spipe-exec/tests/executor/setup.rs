@@ -26,6 +26,8 @@ pub struct Setup<'a> {
     pub frozen: &'a [&'a str],
     /// Adapters, as `--lora` takes them.
     pub lora: Option<&'a str>,
+    /// The storage of frozen matrices, as `--base` takes it.
+    pub base: Option<&'a str>,
     /// Accelerators of the machine.
     pub gpus: u32,
     /// The threshold of gradient clipping.
@@ -46,6 +48,7 @@ impl Default for Setup<'_> {
             model: LLAMA,
             frozen: &[],
             lora: None,
+            base: None,
             gpus: 2,
             clip_norm: None,
             optimizer: Optimizer::Adamw,
@@ -94,7 +97,10 @@ impl Setup<'_> {
             optimizer: self.optimizer,
             attention: Attention::Materialised,
             clip_norm: self.clip_norm.map(|norm| norm.try_into().expect("a norm")),
-            formats: spipe_cost::Formats::default(),
+            formats: spipe_cost::Formats {
+                base: self.base.map(|base| base.parse().unwrap_or_else(|fault| panic!("{fault}"))),
+                ..spipe_cost::Formats::default()
+            },
         };
         let plan =
             Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));

@@ -3,13 +3,17 @@
 Every number of every tensor follows from the tensor's name, and every token from its place, so that the
 table holds neither weights nor data. B is zero at first, as always.
 
-    pip install torch transformers peft
+A quantised base is what bitsandbytes makes of the matrices of blocks, converted back to f32; embedding, norms and head are rounded to
+16 bits.
+
+    pip install torch transformers peft bitsandbytes
     python adapters.py ../fixtures/adapters.json
 """
 
 import json
 import sys
 
+import bitsandbytes
 import peft
 import torch
 import transformers
@@ -36,6 +40,8 @@ CASES = [
     {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},
     {"r": 3, "lora_alpha": 6, "use_rslora": True, "target_modules": ["v_proj", "down_proj", "lm_head"]},
 ]
+# The storage of the base in each case.
+BASES = [(CASES[0], None), (CASES[1], None), (CASES[0], "nf4"), (CASES[1], "int8")]
 
 
 def tokens(step):
@@ -44,12 +50,25 @@ def tokens(step):
     return (7 * index * index + 3 * index) % 251
 
 
-def case(settings):
+def converted(name, tensor, base):
+    """The numbers of a tensor of the base that its storage keeps."""
+    if base is None:
+        return tensor
+    if ".layers." not in name or tensor.dim() < 2:
+        return tensor.to(torch.bfloat16).float()
+    if base == "nf4":
+        stored = bitsandbytes.functional.quantize_4bit(tensor, compress_statistics=True, quant_type="nf4")
+        return bitsandbytes.functional.dequantize_4bit(*stored)
+    parameter = bitsandbytes.nn.Int8Params(tensor, requires_grad=False)._quantize("cpu")
+    return bitsandbytes.functional.int8_vectorwise_dequant(parameter.CB, parameter.SCB)
+
+
+def case(settings, base):
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**CONFIG, attn_implementation="eager"))
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            tensor.copy_(fill(name, tensor, SCALE))
+            tensor.copy_(converted(name, fill(name, tensor, SCALE), base))
     model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **settings))
     trained = {name.replace(".default", ""): one for name, one in model.named_parameters() if one.requires_grad}
     with torch.no_grad():
@@ -68,16 +87,16 @@ def case(settings):
         optimizer.step()
         losses.append(loss.item())
     norms = {name: tensor.norm().item() for name, tensor in trained.items()}
-    return {"settings": settings, "losses": losses, "norms": norms}
+    return {"settings": settings, "base": base, "losses": losses, "norms": norms}
 
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     table = {
-        "source": f"peft {peft.__version__}, transformers {transformers.__version__}, torch {torch.__version__}",
+        "source": ", ".join(f"{one.__name__} {one.__version__}" for one in (peft, transformers, torch, bitsandbytes)),
         "steps": STEPS,
         "rate": RATE,
-        "cases": [case(settings) for settings in CASES],
+        "cases": [case(settings, base) for settings, base in BASES],
     }
     with open(sys.argv[1], "w", encoding="utf-8") as out:
         json.dump(table, out, indent=0)

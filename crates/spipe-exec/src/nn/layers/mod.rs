@@ -279,6 +279,13 @@ impl Unit {
         }
     }
 
+    /// Whether a parameter is a weight of a block, which a base may quantise, and not an adapter's.
+    pub fn is_block_matrix(&self, index: usize) -> bool {
+        let own = |index: usize| self.own_parameters().get(index).map(|parameter| parameter.initialisation);
+        matches!(self.arithmetic, Arithmetic::Block(_))
+            && index.checked_sub(self.adapters()).and_then(own) == Some(Initialisation::Normal)
+    }
+
     /// Indices of the weights that it multiplies with through a [`PassContext`], in order.
     pub fn multiplied(&self) -> Vec<usize> {
         let is_weight = |parameter: &Parameter| match &self.arithmetic {
