@@ -18,7 +18,8 @@ pub(super) fn encode(numbers: &[f32], inputs: usize) -> Vec<u8> {
     let row = |row: &[f32]| {
         let row: Vec<f32> = row.iter().map(narrow).collect();
         let constant = row.iter().fold(0.0f32, |most, number| most.max(number.abs()));
-        let factor = MOST / constant;
+        // PyTorch divides a number by a tensor as the inverse times the number.
+        let factor = constant.recip() * MOST;
         // A row of zeros has no factor; the cast of what is no number is zero.
         let codes: Vec<u8> =
             row.iter().map(|number| ((number * factor).round_ties_even() as i8).cast_unsigned()).collect();
