@@ -6,8 +6,11 @@
 //! determines these numbers ([`ShardedProgram`]): for stages of a given length it yields placements, and
 //! for any division a bound ([`least`](crate::formulation::sharded::least)).
 
+use crate::bisect::first_of;
 use crate::formulation::sharded::{Room, ShardedProgram, Solved};
 use crate::score::sharded::{busiest, estimate};
+use crate::space::rules::{Permission, SystemRules};
+use crate::space::sharded::Home;
 use crate::space::sharded::Length;
 use crate::space::sharded::ShardedMode;
 use crate::space::sharded::lengths;
@@ -22,6 +25,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{Bytes, LayerRange};
 use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
+use std::cmp::Reverse;
 
 /// Numbers of resident stages that are tried, at most a factor of two apart.
 const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
@@ -46,7 +50,7 @@ const MOST_TIGHTENED: usize = 4;
 const BOTH_TRIED: usize = 8;
 
 /// Returns placements with the same choice for all layers, for all numbers of devices and lengths
-/// of stages.
+/// of stages; on the most devices also those that save memory on as few stages as possible.
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let runs = runs(context.cost, &|_, _| true);
     let mut placements = Vec::new();
@@ -54,9 +58,13 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     let of_length = |length: Length| runs.iter().flat_map(|run| units(*run, length)).collect();
     let mut partitions: Vec<Vec<LayerRange>> = lengths(&runs).map(of_length).collect();
     partitions.extend(PIECES.into_iter().filter_map(|pieces| cuts::balanced(context, first, pieces)));
+    let most = shares(context).last();
     for shards in shares(context) {
         let choices = ShardedMode::of((system, shards), context);
         for partition in &partitions {
+            if Some(shards) == most {
+                placements.extend(filled(context, (system, shards), (&choices, partition)));
+            }
             let alike = |choice: &ShardedMode| partition.iter().map(|layers| choice.stage(context, *layers)).collect();
             let stages = choices.iter().filter_map(alike);
             let few = FEWEST_RESIDENT as usize;
@@ -64,6 +72,33 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
         }
     }
     Some(placements)
+}
+
+/// Returns placements whose stages are all on the devices, with or without recompute, but for as few of
+/// the first ones as memory demands: these have a leaner choice.
+fn filled(
+    context: &Context<'_>,
+    (system, shards): (System, usize),
+    (choices, partition): (&[ShardedMode], &[LayerRange]),
+) -> Vec<Placement> {
+    let of = |lean: &ShardedMode, rich: &ShardedMode, count: usize| {
+        let choice = |index: usize| if index < count { lean } else { rich };
+        let stages = partition.iter().enumerate().map(|(index, layers)| choice(index).stage(context, *layers));
+        placement(system, (shards, FEWEST_RESIDENT as usize), stages.collect::<Option<_>>()?)
+    };
+    let fits = |placement: Option<Placement>| placement.filter(|placement| check(context, placement).is_ok());
+    let rich = choices.iter().enumerate().filter(|(_, choice)| choice.home == Home::Device);
+    let mut list = Vec::new();
+    for (index, rich) in rich {
+        if fits(of(rich, rich, 0)).is_some() {
+            continue;
+        }
+        for lean in &choices[..index] {
+            let count = first_of((1, partition.len()), |count| fits(of(lean, rich, count)).is_some());
+            list.extend(fits(of(lean, rich, count)).filter(|_| count < partition.len()));
+        }
+    }
+    list
 }
 
 /// Returns the placements whose programs allow less than `most` ms, as time permits, in ascending
@@ -81,9 +116,17 @@ pub(crate) fn placements(
         let each = lengths.iter().flat_map(|length| residents.iter().map(move |resident| (*length, *resident)));
         each.map(move |(length, resident)| (shards, length, resident)).collect::<Vec<_>>()
     };
-    let all: Vec<(usize, Length, usize)> = shares(&costs.context).flat_map(of_shards).collect();
+    // Most devices come first: where time ends early, the others are the less likely ones.
+    let mut all: Vec<(usize, Length, usize)> = shares(&costs.context).flat_map(of_shards).collect();
+    all.sort_by_key(|(shards, _, _)| Reverse(*shards));
+    // Programs know no order of the copies, so that streamed stages look faster than they are.
+    let streams = SystemRules::of(system).streams != Permission::Forbidden;
+    let (kept, largest) = (pins.with_all_kept(costs.layers), shares(&costs.context).last());
     let of_division = |(shards, length, resident): (usize, Length, usize)| {
-        of_division((costs, pins), (system, shards, most), (length, resident), &|| deadline.over())
+        let pins = [Some(pins), Some(&kept).filter(|kept| streams && Some(shards) == largest && *kept != pins)];
+        let of =
+            |pins: &Pins| of_division((costs, pins), (system, shards, most), (length, resident), &|| deadline.over());
+        pins.into_iter().flatten().flat_map(of).collect::<Vec<_>>()
     };
     let found: Vec<Vec<(f64, Placement)>> = all.into_par_iter().map(of_division).collect();
     let mut list: Vec<(f64, Placement)> = found.into_iter().flatten().collect();

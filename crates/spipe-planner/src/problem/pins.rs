@@ -201,6 +201,15 @@ impl Pins {
         self.streamed.get(&layer).copied()
     }
 
+    /// The same with the parameters of `layers` layers kept on their devices, but for those pinned otherwise.
+    pub(crate) fn with_all_kept(&self, layers: usize) -> Self {
+        let mut pins = self.clone();
+        (0..layers).for_each(|layer| {
+            pins.streamed.entry(layer).or_insert(false);
+        });
+        pins
+    }
+
     /// Whether the optimizer step of layer `layer` may run on a device.
     pub(crate) fn allows_step(&self, layer: usize, device: usize) -> bool {
         self.optimizers.get(&layer).is_none_or(|devices| devices.contains(&device))

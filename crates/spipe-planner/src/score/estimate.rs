@@ -3,7 +3,7 @@
 
 use crate::{
     costs::{CostSums, HostOffload},
-    score::sharded::estimate as estimate_of_shared,
+    score::{sharded::estimate as estimate_of_shared, streamed::estimate as estimate_of_streamed},
     space::rules::{SystemRules, Warmup},
 };
 use spipe_base::{DeviceId, StageId};
@@ -48,7 +48,7 @@ impl Turn {
 }
 
 /// Estimates the iteration time of `placement`, in ms. `None` in inference, and for systems other
-/// than sharded ones and pipelines with one run of consecutive stages per device.
+/// than sharded and streamed ones and pipelines with one run of consecutive stages per device.
 ///
 /// A device with `a` of `m` microbatches in flight waits twice for the devices behind it: between
 /// its first `a` forwards and the first gradient, and before its last `a` backwards. With F, C and
@@ -64,10 +64,12 @@ impl Turn {
 pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f64> {
     let system = placement.system;
     let all_forwards_first = SystemRules::of(system).turn == Some(Warmup::GPipe);
-    if system.family() == Family::Sharded {
-        return Some(estimate_of_shared(&costs.context, placement));
+    match system.family() {
+        Family::Sharded => return Some(estimate_of_shared(&costs.context, placement)),
+        Family::Streamed => return Some(estimate_of_streamed(&costs.context, placement)),
+        Family::Pipeline => {}
     }
-    if system.family() != Family::Pipeline || system.dealing() != Dealing::Single || !costs.training {
+    if system.dealing() != Dealing::Single || !costs.training {
         return None;
     }
     let turns = turns(costs, placement);
@@ -227,7 +229,7 @@ mod tests {
         let instance = equal();
         let costs = CostSums::new(instance.context(), &Options::default());
         let stages = on_gpus(&instance, [2, 5, 8]);
-        for system in [System::Interleaved, System::Superpipeline] {
+        for system in [System::Interleaved, System::ZbV] {
             assert_eq!(estimate(&costs, &Placement::new(system, stages.clone())), None, "{system}");
         }
     }

@@ -1,5 +1,4 @@
-//! Simulation of the generated candidates of each system, in ascending order of their busiest
-//! device.
+//! Simulation of the generated candidates of each system, in ascending order of estimated time.
 
 use crate::problem::budget;
 use crate::problem::tolerances::ROUNDING;
@@ -7,7 +6,10 @@ use crate::{
     candidates::mobius,
     formulation::assignment::least,
     problem::Deadline,
-    score::judge::{Scored, busiest, faster, judge, judge_within},
+    score::{
+        estimate::estimate,
+        judge::{Scored, busiest, faster, judge, judge_within},
+    },
 };
 use crate::{
     candidates::{from_milp, pipelines, sharded},
@@ -68,6 +70,26 @@ impl Portfolio<'_, '_> {
         }
     }
 
+    /// Simulates what the programs of sharded systems yield, where none of a system's candidates fits and
+    /// the best plan is far from its bound: where memory is that scarce, they find what fits.
+    pub(crate) fn count_shared(&mut self) {
+        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        for index in 0..self.systems.len() {
+            let known = &self.systems[index];
+            let none = known.best.is_none() && known.bound < best / FAR;
+            if !none || known.system.family() != Family::Sharded {
+                continue;
+            }
+            let (costs, pins) = (&self.costs, &self.problem.options.pins);
+            let counted = sharded::placements((costs, pins), (known.system, best), &self.deadline);
+            let counted = sharded::promising((&costs.context, pins), counted);
+            let scored = self.simulated(&counted, Family::Sharded, &self.deadline);
+            let known = &mut self.systems[index];
+            known.examined += scored.examined;
+            known.best = scored.list.into_iter().map(Some).fold(None, faster);
+        }
+    }
+
     /// Generates the candidates of a system, and raises its bound by its programs.
     fn list(&mut self, index: usize) {
         let (costs, pins) = (&self.costs, &self.problem.options.pins);
@@ -83,6 +105,7 @@ impl Portfolio<'_, '_> {
         pipelines::leaving_or_not(&mut candidates);
         if known.system.family() == Family::Sharded {
             if programs {
+                let until = self.deadline.percent(budget::COUNTED);
                 candidates.extend(sharded::placements((costs, pins), (known.system, limit), &until));
             }
             candidates = sharded::promising((&costs.context, pins), candidates);
@@ -90,15 +113,20 @@ impl Portfolio<'_, '_> {
         known.candidates = candidates.into();
     }
 
-    /// Simulates the candidates that fit, except those whose busiest device exceeds the reach of
-    /// the best: all while time permits, and the first batch in any case.
+    /// Simulates the candidates that fit in ascending order of estimated time, except those whose
+    /// busiest device exceeds the reach of the best: all while time permits, and the first batch in
+    /// any case.
     fn simulated(&self, candidates: &[Placement], family: Family, until: &Deadline<'_>) -> Simulated {
         let work = |(index, placement): (usize, &Placement)| {
             let fits = check(&self.problem.context, placement).is_ok();
-            fits.then(|| (busiest(&self.costs, placement), index))
+            fits.then(|| {
+                let busy = busiest(&self.costs, placement);
+                let rank = if family == Family::Streamed { estimate(&self.costs, placement) } else { None };
+                (rank.unwrap_or(busy), busy, index)
+            })
         };
-        let mut fitting: Vec<(f64, usize)> = candidates.par_iter().enumerate().filter_map(work).collect();
-        // Sharded candidates come in ascending order of estimated time.
+        let mut fitting: Vec<(f64, f64, usize)> = candidates.par_iter().enumerate().filter_map(work).collect();
+        // Sharded candidates come in this order.
         if family != Family::Sharded {
             fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
         }
@@ -117,10 +145,10 @@ impl Portfolio<'_, '_> {
             let best = list.iter().map(|(_, (time, _))| *time).min();
             let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
             let promising: Vec<_> =
-                batch.iter().filter(|(busy, _)| *busy <= limit.to_ms() * (1.0 + ROUNDING)).collect();
+                batch.iter().filter(|(_, busy, _)| *busy <= limit.to_ms() * (1.0 + ROUNDING)).collect();
             // Without the first batch, all candidates would have been generated for nothing.
             let first = list.is_empty();
-            let tried = |(_, index): &(f64, usize)| {
+            let tried = |(_, _, index): &(f64, f64, usize)| {
                 let time = !until.over() || (first && !until.stopped());
                 time.then(|| (*index, judge_within(self.problem, candidates[*index].clone(), limit)))
             };

@@ -77,6 +77,9 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
             search.deadline.mark_truncated();
         }
         search.fall_back();
+        if !programs {
+            search.count_shared();
+        }
         search.bound_stages(&planned);
         Ok(())
     })?;

@@ -1,0 +1,109 @@
+//! An estimate of the iteration time of a placement that streams parameters: the load of its busiest
+//! resource, and the time until all devices are at work.
+
+use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
+use spipe_cost::LayerMemory;
+use spipe_plan::{Context, Placement, Stage, Weights};
+use std::collections::BTreeMap;
+
+/// A resource with a load.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Lane {
+    /// The passes of a device and the optimizer steps on it.
+    Compute(DeviceId),
+    Link(LinkId),
+}
+
+/// Estimates the iteration time of `placement`, in ms: the time for which its busiest resource works, a
+/// device with passes and steps or a link with copies of parameters and gradients, and for each device
+/// but one the time of a microbatch on the slowest stage.
+///
+/// A streamed stage is copied to its device for its forward and for its backward, unless the device
+/// still holds it between the two; its gradients are copied out once.
+pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
+    let mut busy = Busy { context, lanes: BTreeMap::new() };
+    let mut slowest = [0.0_f64; 2];
+    let (ahead, back) = (&placement.stages, placement.backward_stages());
+    let same = placement.backward.is_empty();
+    let held = placement.knobs.resident.unwrap_or(1) as usize;
+    let rounds = context.workload().microbatches as f64;
+    // Of each device, the streamed stages that its last forwards have left there.
+    let mut left: BTreeMap<DeviceId, usize> = BTreeMap::new();
+    for stage in ahead.iter() {
+        let time = busy.passes(stage.device, stage.layers, |time| time.forward.to_ms());
+        slowest[0] = slowest[0].max(time);
+        busy.add(Lane::Compute(stage.device), rounds * time);
+        busy.parameters(stage);
+    }
+    for stage in back.iter().rev().filter(|stage| context.backward_of(stage.layers).is_some()) {
+        let again = stage
+            .recomputed_layers()
+            .map_or(0.0, |layers| busy.passes(stage.device, layers, |time| time.forward.to_ms()));
+        let time = again + busy.passes(stage.device, stage.layers, |time| time.backward().to_ms());
+        slowest[1] = slowest[1].max(time);
+        busy.add(Lane::Compute(stage.device), rounds * time);
+        let seen = left.entry(stage.device).or_default();
+        if matches!(stage.weights, Weights::Streamed(_)) {
+            if !same || *seen >= held {
+                busy.parameters(stage);
+            }
+            *seen += 1;
+        }
+        busy.step(stage);
+    }
+    let others = placement.devices().len().saturating_sub(1) as f64;
+    busy.lanes.into_values().fold(0.0, f64::max) + others * slowest.iter().sum::<f64>()
+}
+
+struct Busy<'b, 'a> {
+    context: &'b Context<'a>,
+    lanes: BTreeMap<Lane, f64>,
+}
+
+impl Busy<'_, '_> {
+    fn add(&mut self, lane: Lane, ms: f64) {
+        *self.lanes.entry(lane).or_default() += ms;
+    }
+
+    fn passes(&self, device: DeviceId, layers: LayerRange, part: fn(&spipe_cost::LayerTime) -> f64) -> f64 {
+        layers.iter().filter_map(|layer| self.context.cost.time(layer, device)).map(part).sum()
+    }
+
+    /// Adds the copies of a streamed stage's parameters to its device.
+    fn parameters(&mut self, stage: &Stage) {
+        if let Weights::Streamed(host) = stage.weights {
+            self.moves((host, self.memory_of(stage.device)), self.bytes(stage, |memory| memory.parameters));
+        }
+    }
+
+    /// Adds the optimizer step of a stage, and the copies of its gradients and of what it changes.
+    fn step(&mut self, stage: &Stage) {
+        let trained: u64 = stage.layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
+        let steps = stage.optimizer.unwrap_or(stage.device);
+        self.add(Lane::Compute(steps), self.context.cost.optimizer_time(trained, steps).to_ms());
+        if steps == stage.device {
+            return;
+        }
+        let (here, host) = (self.memory_of(stage.device), self.memory_of(steps));
+        self.moves((here, host), self.bytes(stage, |memory| memory.gradients));
+        if stage.weights == Weights::Resident {
+            self.moves((host, here), self.bytes(stage, |memory| memory.updated));
+        }
+    }
+
+    fn memory_of(&self, device: DeviceId) -> MemoryId {
+        self.context.hardware.devices()[device].memory
+    }
+
+    fn bytes(&self, stage: &Stage, part: fn(&LayerMemory) -> Bytes) -> Bytes {
+        stage.layers.iter().map(|layer| part(self.context.cost.memory(layer, stage.device))).sum()
+    }
+
+    fn moves(&mut self, (from, to): (MemoryId, MemoryId), bytes: Bytes) {
+        let hardware = self.context.hardware;
+        let Some(route) = hardware.route(from, to).filter(|_| from != to) else { return };
+        for link in route.links.clone() {
+            self.add(Lane::Link(link), 1e3 * bytes.as_f64() / hardware.links()[link].bandwidth.get());
+        }
+    }
+}
