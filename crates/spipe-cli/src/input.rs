@@ -1,7 +1,7 @@
 //! Input: models, profiles, plans and traces by path, or by the name of a shipped file.
 
 pub use crate::text_files::{bytes, text};
-use crate::{Failure, model_files};
+use crate::{Failure, model_files, names};
 use spipe_base::{Diagnostic, Position, Seconds};
 use spipe_cost::Mode;
 use spipe_hardware::{Hardware, Provenance, Runtime};
@@ -37,7 +37,7 @@ pub fn shown_part(given: &str, part: Option<&str>) -> Result<Model, Failure> {
     if let Some(part) = part {
         return Err(model_files::no_parts(given, part));
     }
-    let (file, text) = find(given, "model", spipe_model::shipped())?;
+    let (file, text) = find(given, "model", spipe_model::shipped(), model_hint)?;
     if model_files::is_json(&text) {
         return model_files::config(&file, &text).map(model_files::with_remarks);
     }
@@ -85,13 +85,13 @@ pub fn attends(model: &Model) -> bool {
 
 /// A machine by path or name.
 pub fn hardware(given: &str) -> Result<Hardware, Failure> {
-    let (file, text) = find(given, "hardware profile", spipe_hardware::shipped())?;
+    let (file, text) = find(given, "hardware profile", spipe_hardware::shipped(), hardware_hint)?;
     Ok(Hardware::from_toml(&file, &text)?)
 }
 
 /// A runtime by path or name.
 pub fn runtime(given: &str) -> Result<Runtime, Failure> {
-    let (file, text) = find(given, "runtime", spipe_hardware::shipped_runtimes())?;
+    let (file, text) = find(given, "runtime", spipe_hardware::shipped_runtimes(), |_| None)?;
     Ok(Runtime::from_toml(&file, &text)?)
 }
 
@@ -126,7 +126,7 @@ pub fn has_foreign_gpus(hardware: &Hardware) -> bool {
 
 /// The text of a machine by path or name.
 pub fn hardware_text(given: &str) -> Result<String, Failure> {
-    Ok(find(given, "hardware profile", spipe_hardware::shipped())?.1)
+    Ok(find(given, "hardware profile", spipe_hardware::shipped(), hardware_hint)?.1)
 }
 
 /// The part of a machine with these devices; all of it if none are named.
@@ -135,7 +135,13 @@ pub fn part(hardware: Hardware, devices: &[String]) -> Result<Hardware, Failure>
 }
 
 /// A file if `given` looks like a path or exists, otherwise a shipped file of that name.
-fn find(given: &str, what: &str, shipped: &[(&str, &str)]) -> Result<(String, String), Failure> {
+/// `hint` says what else the name may mean.
+fn find(
+    given: &str,
+    what: &str,
+    shipped: &[(&str, &str)],
+    hint: impl Fn(&str) -> Option<String>,
+) -> Result<(String, String), Failure> {
     let is_path = given == "-" || given.contains(['/', '\\']) || given.ends_with(".toml");
     if is_path || std::path::Path::new(given).is_file() {
         return Ok((given.into(), text(given)?));
@@ -144,11 +150,31 @@ fn find(given: &str, what: &str, shipped: &[(&str, &str)]) -> Result<(String, St
         Some((name, toml)) => Ok((format!("{name}.toml"), (*toml).to_owned())),
         None => {
             let names: Vec<&str> = shipped.iter().map(|(name, _)| *name).collect();
-            let diagnostic = Diagnostic::error(format!("there is no {what} `{given}`"))
-                .hint(format!("give the path of a file, or one of {}", names.join(", ")));
-            Err(Failure::input(diagnostic))
+            let all = || format!("give the path of a file, or one of {}", names.join(", "));
+            let diagnostic = Diagnostic::error(format!("there is no {what} `{given}`"));
+            Err(Failure::input(diagnostic.hint(hint(given).unwrap_or_else(all))))
         }
     }
+}
+
+/// The shipped model that is meant, or how to come by another.
+fn model_hint(given: &str) -> Option<String> {
+    let other = "a Hugging Face folder or its config.json does; `spipe model list` prints the shipped models";
+    Some(match (names::model(given), names::model_of_size(given)) {
+        (Some(meant), _) => format!("do you mean `{meant}`? Otherwise {other}"),
+        (None, Some(near)) => format!("{other}; `{near}` is the nearest in size"),
+        (None, None) => other.into(),
+    })
+}
+
+/// The shipped machines that are meant, or how to compose one.
+fn hardware_hint(given: &str) -> Option<String> {
+    let meant: Vec<String> = names::machines(given).map(|name| format!("`{name}`")).collect();
+    if !meant.is_empty() {
+        return Some(format!("do you mean {}?", meant.join(" or ")));
+    }
+    let command = names::composition(given, 1)?;
+    Some(format!("no machine with this GPU is shipped; `{command}` composes one of parts"))
 }
 
 /// A plan file.

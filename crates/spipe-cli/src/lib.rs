@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! args ─► commands ─┬─ input         models, profiles, plans and traces, by path or shipped name
-//!                   │                (model_files: configs and folders of Hugging Face)
+//!                   │                (model_files: configs and folders of Hugging Face; names: as people write them)
 //!                   ├─ market        parts and prices
 //!                   ├─ planning      the search for a plan, and questions that need several searches
 //!                   ├─ explaining    changes and pitfalls of a plan, judged by the simulator
@@ -28,6 +28,7 @@ mod input;
 mod interrupt;
 mod market;
 mod model_files;
+mod names;
 mod output;
 mod planning;
 mod report;

@@ -4,12 +4,17 @@
 
 use std::{
     collections::BTreeSet,
+    path::Path,
     process::{Command, Output},
 };
 
 fn spipe(args: &str) -> Output {
+    spipe_in(Path::new("."), args)
+}
+
+fn spipe_in(folder: &Path, args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(args.split_whitespace()).env("NO_COLOR", "1");
+    command.args(args.split_whitespace()).env("NO_COLOR", "1").current_dir(folder);
     command.output().unwrap()
 }
 
@@ -22,7 +27,7 @@ fn suggested(args: &str) -> String {
     command.split('`').next().unwrap().to_owned()
 }
 
-const TRIES: [(&str, &[&str]); 14] = [
+const TRIES: [(&str, &[&str]); 22] = [
     ("plan llama3-8b --gpu rtx4090", &["--model llama3-8b", "--hardware rtx4090-"]),
     ("plan llama2-7b", &["--model llama2-7b"]),
     ("plan --model gpt2-xl --gpus 2", &["--model gpt2-xl", "--hardware a100-80g-x2"]),
@@ -37,6 +42,14 @@ const TRIES: [(&str, &[&str]); 14] = [
     ("memory", &["--model "]),
     ("train", &["--model "]),
     ("train --model meta-llama/Meta-Llama-3-8B --seq-length 2048", &["--model llama3-8b", "--seq-len 2048"]),
+    ("plan --model gpt2-xl --hardware RTX-4090 --bs 4", &["--hardware rtx4090-", "--global-batch 4"]),
+    ("plan --model gpt2-xl --qlora --max-length 1k", &["--lora rank=16", "--base nf4", "--seq-len 1024"]),
+    ("plan --model gpt2 --hardware h100 --lora r=8", &["--hardware h100", "--lora rank=8"]),
+    ("plan gpt2 --optim paged_adamw_8bit --zero 3", &["--optimizer paged-adamw-8bit"]),
+    ("models", &["model list"]),
+    ("gpus", &["hardware list"]),
+    ("parts", &["catalogue list"]),
+    ("plan gpt2 --gpu l40s", &["catalogue compose --gpu l40s"]),
 ];
 
 #[test]
@@ -49,8 +62,10 @@ fn first_tries_end_with_a_command_that_works() {
         }
         commands.insert(command);
     }
+    let folder = tempfile::tempdir().unwrap();
     for command in commands {
-        let output = spipe(&format!("{command} --time-limit 20s --gap 60%"));
+        let limits = if command.starts_with("plan") { " --time-limit 20s --gap 60%" } else { "" };
+        let output = spipe_in(folder.path(), &format!("{command}{limits}"));
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(0), "{command}: {said}");
     }
@@ -63,5 +78,29 @@ fn other_refusals_suggest_no_plan() {
         let said = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{args}: {said}");
         assert!(!said.contains("hint: try"), "{args}: {said}");
+    }
+}
+
+#[test]
+fn a_model_in_place_of_a_job_suggests_its_job() {
+    let output = spipe("whatif llama3-8b");
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("spipe whatif --model llama3-8b --tokens 1G --budget"), "{said}");
+}
+
+/// What is not shipped is named, with the nearest of what is, or how to come by it.
+#[test]
+fn unknown_names_say_what_is_near() {
+    for (args, part) in [
+        ("plan --model lama3-8b --hardware h100 --global-batch 8", "do you mean `llama3-8b`?"),
+        ("plan --model qwen3-14b --hardware h100 --global-batch 8", "Hugging Face folder"),
+        ("plan --model gpt2 --hardware rtx4090 --global-batch 8", "`rtx4090-pcie4-128gb`"),
+        ("plan --model gpt2 --hardware a40 --global-batch 8", "spipe catalogue compose --gpu a40 "),
+    ] {
+        let output = spipe(args);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(3), "{args}: {said}");
+        assert!(said.contains(part), "{args}: {said}");
     }
 }

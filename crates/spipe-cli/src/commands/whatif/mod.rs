@@ -11,7 +11,7 @@ mod rented;
 use crate::{
     Failure, args,
     args::{Format, Given},
-    input, market, output,
+    first_tries, input, market, output,
     output::Target,
 };
 use answer::Answerer;
@@ -66,6 +66,10 @@ impl Task {
 }
 
 fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), Failure> {
+    let missing = |path: &&str| *path != "-" && !path.ends_with(".toml") && !std::path::Path::new(path).exists();
+    if let Some(path) = what.job.as_deref().filter(missing) {
+        return Err(Failure::argument(format!("there is no job file `{path}`"), first_tries::whatif(path).to_string()));
+    }
     let limit = what.time_limit.map(input::limit).transpose()?;
     // A first try ends soon; a job file is searched to its end, whatever the load.
     let first_try = what.job.is_none() && what.shard.is_none() && what.resume.is_none();
