@@ -93,7 +93,7 @@ pub(super) fn decode(stored: &[u8], [inputs, outputs]: [usize; 2], (block, doubl
     let constants = constants(rest, count.div_ceil(block), double);
     let number = |place: usize| {
         let pair = codes[place / 2];
-        NUMBERS[usize::from(if place % 2 == 0 { pair >> 4 } else { pair & 15 })] * constants[place / block]
+        NUMBERS[usize::from(if place.is_multiple_of(2) { pair >> 4 } else { pair & 15 })] * constants[place / block]
     };
     let mut numbers = vec![0.0; count];
     numbers.par_chunks_mut(TILE * outputs).enumerate().for_each(|(tile, numbers)| {
