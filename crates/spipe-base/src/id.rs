@@ -1,37 +1,90 @@
 //! Typed ids, each printed with its letter, and vectors that only their own id type can index.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use std::{
+    borrow::Cow,
     fmt,
     marker::PhantomData,
+    num::NonZeroU32,
     ops::{Index, IndexMut},
     str::FromStr,
 };
+
+/// The number of an id. It leaves one number of 32 bits free, so that an `Option` of an id is no
+/// larger than the id: there are programs of millions of actions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Number(NonZeroU32);
+
+impl Number {
+    const fn new(number: u32) -> Option<Self> {
+        match NonZeroU32::MIN.checked_add(number) {
+            Some(next) => Some(Self(next)),
+            None => None,
+        }
+    }
+
+    const fn get(self) -> u32 {
+        self.0.get() - 1
+    }
+}
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(self.get())
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let number = u32::deserialize(deserializer)?;
+        Self::new(number).ok_or_else(|| serde::de::Error::custom(format!("{number} is too large for an id")))
+    }
+}
+
+impl schemars::JsonSchema for Number {
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn schema_name() -> Cow<'static, str> {
+        u32::schema_name()
+    }
+
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        u32::json_schema(generator)
+    }
+}
 
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident $letter:literal),+ $(,)?) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
         #[serde(transparent)]
-        pub struct $name(u32);
+        pub struct $name(Number);
 
         impl $name {
             /// Creates the id with this number.
+            ///
+            /// # Panics
+            /// For the largest number of 32 bits, which no id has.
             pub const fn new(number: u32) -> Self {
-                Self(number)
+                match Number::new(number) {
+                    Some(number) => Self(number),
+                    None => panic!("a number is too large for an id"),
+                }
             }
 
             /// Returns its number, counted from zero.
             pub const fn index(self) -> usize {
-                self.0 as usize
+                self.0.get() as usize
             }
         }
 
         impl From<usize> for $name {
             fn from(number: usize) -> Self {
-                match u32::try_from(number) {
-                    Ok(number) => Self(number),
-                    Err(_) => panic!("{number} is too large for an id"),
+                match u32::try_from(number).ok().and_then(Number::new) {
+                    Some(number) => Self(number),
+                    None => panic!("{number} is too large for an id"),
                 }
             }
         }
@@ -44,7 +97,7 @@ macro_rules! ids {
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}{}", $letter, self.0)
+                write!(f, "{}{}", $letter, self.0.get())
             }
         }
     )+};
@@ -194,7 +247,7 @@ impl LayerRange {
     pub fn in_words(self) -> String {
         match self.count() {
             0 => "no layers".into(),
-            1 => format!("layer {}", self.first.0),
+            1 => format!("layer {}", self.first.index()),
             _ => format!("layers {self}"),
         }
     }
@@ -207,7 +260,7 @@ impl LayerRange {
 
     /// Creates the range of no layers behind `last`: that of a stage which passes on what it receives.
     pub const fn empty_behind(last: LayerId) -> Self {
-        Self { first: LayerId(last.0 + 1), last }
+        Self { first: LayerId::new(last.0.get() + 1), last }
     }
 
     /// Whether no layer belongs to the range.
@@ -243,7 +296,7 @@ impl LayerRange {
 
 impl fmt::Display for LayerRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}..{}", self.first.0, self.last.0)
+        write!(f, "{}..{}", self.first.index(), self.last.index())
     }
 }
 
@@ -253,7 +306,8 @@ impl FromStr for LayerRange {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let range = || {
             let (first, last) = text.split_once("..").unwrap_or((text, text));
-            Self::new(LayerId(first.trim().parse().ok()?), LayerId(last.trim().parse().ok()?))
+            let layer = |text: &str| text.trim().parse().ok().and_then(Number::new).map(LayerId);
+            Self::new(layer(first)?, layer(last)?)
         };
         range().ok_or_else(|| ParseRangeError(text.into()))
     }

@@ -66,6 +66,18 @@ pub fn report(format: Format, human: &str, data: &impl Serialize) -> Result<(), 
     }
 }
 
+/// Prints data as indented JSON as it is made, for data that is large as text.
+pub fn print_json(data: &impl Serialize) -> Result<(), Failure> {
+    let mut stdout = std::io::BufWriter::new(std::io::stdout().lock());
+    let written = serde_json::to_writer_pretty(&mut stdout, data).map_err(std::io::Error::from);
+    match written.and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush()) {
+        // The reader has closed the pipe (`spipe … | head`).
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+        Err(error) => Err(Failure::file("stdout", "write", &error)),
+        Ok(()) => Ok(()),
+    }
+}
+
 /// Data as indented JSON, with a newline at the end.
 pub fn to_json(data: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string_pretty(data)

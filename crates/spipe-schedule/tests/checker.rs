@@ -4,7 +4,8 @@
 
 use spipe_base::{ActionKind, Bytes, LaneRole, LayerId, LayerRange, MicrobatchId, SimTime, StageId, Subject};
 use spipe_schedule::{
-    Access, Action, Content, Lifetime, Order, ProgramBuilder, Shape, Stage, StageTimes, bare, one_forward_one_backward,
+    Access, Content, Lifetime, NewAction, Order, ProgramBuilder, Shape, Stage, StageTimes, bare,
+    one_forward_one_backward,
 };
 
 fn range(first: u32, last: u32) -> LayerRange {
@@ -34,7 +35,7 @@ fn program(passes: &str, training: bool) -> ProgramBuilder {
             'I' => ActionKind::BackwardInput,
             _ => ActionKind::BackwardWeight,
         };
-        builder.action(Action {
+        builder.action(NewAction {
             lane,
             kind,
             subject: Subject::work(StageId::new(0), MicrobatchId::new(0)),
@@ -99,7 +100,7 @@ fn versions_are_written_once_and_in_order() {
     let buffer = builder.buffer(content, memory, Bytes::new(8), Lifetime::Resident);
     let lane = builder.lane(spipe_base::DeviceId::new(0), "compute", LaneRole::Compute);
     for version in [2, 2, 0] {
-        builder.action(Action {
+        builder.action(NewAction {
             lane,
             kind: ActionKind::Accumulate,
             subject: Subject::default(),

@@ -269,7 +269,7 @@ impl<'a> Engine<'a> {
     /// Starts a flow of `action`, after its latency.
     fn flow(&mut self, iteration: u32, action: ActionId, flow: usize) {
         let owner = (u64::from(iteration) << 32) | action.index() as u64;
-        let flow = &self.program.actions()[action].flows[flow];
+        let flow = &self.program.flows(&self.program.actions()[action])[flow];
         self.network.add(self.now, flow, owner, &mut self.finishes);
         self.expect_finishes();
     }
@@ -297,7 +297,7 @@ impl<'a> Engine<'a> {
         round.left -= 1;
         round.ends[self.program.actions()[action].lane.index()] = now;
         let mut released = false;
-        self.program.actions()[action].each_buffer(|buffer| {
+        self.program.each_buffer(&self.program.actions()[action], |buffer| {
             // Buffers that are not released have a count of zero.
             let users = &mut round.users[buffer];
             if *users == 1 {
@@ -415,12 +415,13 @@ impl<'a> Engine<'a> {
         state.begun = true;
         state.start = now;
         // A pure copy needs no event for the end of its work.
-        let works = this.work > SimTime::ZERO || this.flows.is_empty();
-        state.waiting = u32::from(works) + this.flows.len() as u32;
+        let flows = program.flows(this);
+        let works = this.work > SimTime::ZERO || flows.is_empty();
+        state.waiting = u32::from(works) + flows.len() as u32;
         if works {
             self.events.push(Reverse(Due::new(now + this.work, Event::Worked(iteration, action))));
         }
-        for (index, flow) in this.flows.iter().enumerate() {
+        for (index, flow) in flows.iter().enumerate() {
             if flow.latency == SimTime::ZERO {
                 self.flow(iteration, action, index);
             } else {

@@ -28,7 +28,7 @@ impl Loads {
         let mut totals: IdVec<LinkId, f64> = program.channels().iter().map(|_| 0.0).collect();
         for (id, action) in program.actions().enumerate().filter(|(id, _)| !steady.is_skipped(*id)) {
             let (start, end) = (steady.start((0, id)) as f64, steady.end((0, id)) as f64);
-            for flow in action.flows.iter().filter(|_| end > start) {
+            for flow in program.flows(action).iter().filter(|_| end > start) {
                 let rate = flow.bytes.as_f64() / (end - start);
                 for link in flow.route.iter() {
                     totals[*link] += flow.bytes.as_f64();

@@ -162,7 +162,7 @@ fn arrows(program: &Program, round: &Round, index_of: &[Option<NonZeroU32>], spa
 
 fn span(program: &Program, lane: LaneId, action: ActionId, (start, end): (SimTime, SimTime)) -> Span {
     let this = &program.actions()[action];
-    let moved: Bytes = this.flows.iter().map(|flow| flow.bytes).sum();
+    let moved: Bytes = program.flows(this).iter().map(|flow| flow.bytes).sum();
     Span {
         lane,
         kind: this.kind,

@@ -3,7 +3,7 @@
 use crate::{Iterations, Options, simulate::simulate};
 use spipe_base::{ActionKind, Bytes, Diagnostic, IdleCause, LaneRole, MemoryId, Payload, SimTime, Subject};
 use spipe_hardware::Hardware;
-use spipe_schedule::{Action, Anchor, Edge, Flow, ProgramBuilder, Shape, Share};
+use spipe_schedule::{Anchor, Edge, Flow, NewAction, ProgramBuilder, Shape, Share};
 use std::collections::BTreeMap;
 
 /// A copy.
@@ -56,7 +56,7 @@ pub fn transfers(hardware: &Hardware, copies: &[Transfer]) -> Result<Vec<SimTime
         builder.channel(&link.name, link.bandwidth);
     }
     let lane = |builder: &mut ProgramBuilder, word: &str| builder.lane(owner, word, LaneRole::Channel);
-    let action = |lane, kind, flows| Action {
+    let action = |lane, kind, flows| NewAction {
         lane,
         kind,
         subject: Subject::default(),

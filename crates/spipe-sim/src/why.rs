@@ -144,10 +144,11 @@ impl Why<'_, '_> {
         let action = &self.program.actions()[at.1];
         let duration = self.steady.end(at) - self.steady.start(at);
         let lane = || self.program.lanes()[action.lane].name.clone();
-        if action.flows.is_empty() || action.work.as_ns() as i64 >= duration {
+        let flows = self.program.flows(action);
+        if flows.is_empty() || action.work.as_ns() as i64 >= duration {
             return (Some(lane()), Some(1.0));
         }
-        let channels = action.flows.iter().flat_map(|flow| flow.route.iter());
+        let channels = flows.iter().flat_map(|flow| flow.route.iter());
         let shares = channels.map(|link| (self.loads.share(self.program, *link, (from, to)), *link));
         let fullest = shares.max_by(|one, other| one.0.total_cmp(&other.0).then(other.1.cmp(&one.1)));
         match fullest {

@@ -9,7 +9,7 @@ use spipe_base::{
     SimTime, StageId, Subject,
 };
 use spipe_schedule::{
-    Access, Action, Anchor, Content, Edge, Flow, Guard, Lifetime, Outcome, Program, ProgramBuilder, Shape, Share,
+    Access, Anchor, Content, Edge, Flow, Guard, Lifetime, NewAction, Outcome, Program, ProgramBuilder, Shape, Share,
 };
 use spipe_sim::{Iterations, Options, Simulation, simulate};
 use spipe_trace::Status;
@@ -27,8 +27,8 @@ fn builder() -> ProgramBuilder {
     })
 }
 
-fn act(lane: LaneId, work: u64) -> Action {
-    Action {
+fn act(lane: LaneId, work: u64) -> NewAction {
+    NewAction {
         lane,
         kind: ActionKind::Barrier,
         subject: Subject::default(),
@@ -68,7 +68,7 @@ fn copies(channels: &[f64], flows: &[(u64, u64, &[usize])]) -> Program {
             share: Share::default(),
         };
         let kind = ActionKind::Copy(Payload::Activation);
-        let copy = builder.action(Action { kind, flows: vec![flow], ..act(lane, 0) });
+        let copy = builder.action(NewAction { kind, flows: vec![flow], ..act(lane, 0) });
         let (anchor, lag, cause) = (Anchor::EndToStart, SimTime::ms(*at), IdleCause::Order);
         builder.edge(Edge { from: start, to: copy, anchor, distance: 0, lag, cause });
     }
@@ -117,8 +117,8 @@ fn memory_program(capacity: u64, sizes: [u64; 2]) -> Program {
     for (index, bytes) in sizes.into_iter().enumerate() {
         let buffer = builder.buffer(content(index as u32), memory, Bytes::new(bytes), Lifetime::Transient);
         let lane = builder.lane(device, &format!("lane{index}"), LaneRole::Compute);
-        builder.action(Action { writes: vec![Access::new(buffer, 1)], ..act(lane, 10) });
-        builder.action(Action { reads: vec![Access::new(buffer, 1)], ..act(lane, 5) });
+        builder.action(NewAction { writes: vec![Access::new(buffer, 1)], ..act(lane, 10) });
+        builder.action(NewAction { reads: vec![Access::new(buffer, 1)], ..act(lane, 5) });
     }
     builder.build().unwrap()
 }
@@ -145,9 +145,9 @@ fn guarded_actions_follow_the_outcome() {
     let memory = builder.memory("gpu0", None);
     let device = builder.device("gpu0", memory, false);
     let lane = builder.lane(device, "compute", LaneRole::Compute);
-    let check = builder.action(Action { kind: ActionKind::Check, ..act(lane, 3) });
+    let check = builder.action(NewAction { kind: ActionKind::Check, ..act(lane, 3) });
     let guard = Some(Guard { check, outcome: Outcome::Fail });
-    builder.action(Action { kind: ActionKind::Rollback, guard, ..act(lane, 100) });
+    builder.action(NewAction { kind: ActionKind::Rollback, guard, ..act(lane, 100) });
     builder.action(act(lane, 5));
     let program = builder.build().unwrap();
     assert_eq!(once(&program).trace.iteration, SimTime::ns(8));
@@ -207,7 +207,7 @@ fn versions_that_nothing_writes_cannot_be_read() {
     let lane = builder.lane(device, "compute", LaneRole::Compute);
     let content = Content::Workspace(StageId::new(0), MicrobatchId::new(0));
     let buffer = builder.buffer(content, memory, Bytes::new(1), Lifetime::Transient);
-    builder.action(Action { reads: vec![Access::new(buffer, 1)], ..act(lane, 1) });
+    builder.action(NewAction { reads: vec![Access::new(buffer, 1)], ..act(lane, 1) });
     let faults = builder.build().unwrap_err().to_string();
     assert!(
         faults.contains("`gpu0.compute` position 0, barrier : reads version 1 of workspace of s0, m0 in `gpu0`"),
@@ -256,23 +256,23 @@ fn waits_are_those_of_the_critical_cycle() {
     let parameters = builder.buffer(Content::Parameters(layers), memory, Bytes::new(1), Lifetime::Resident);
     let content = Content::Gradients(layers);
     let gradients = builder.buffer(content, memory, Bytes::new(1), Lifetime::Transient);
-    let step = |stage: u32, action: Action| Action {
+    let step = |stage: u32, action: NewAction| NewAction {
         kind: ActionKind::OptimizerStep,
         subject: Subject::stage(StageId::new(stage)),
         ..action
     };
-    builder.action(Action {
+    builder.action(NewAction {
         reads: vec![Access::new(parameters, 0)],
         writes: vec![Access::new(gradients, 1)],
         ..act(first, 3_000_000)
     });
-    builder.action(Action {
+    builder.action(NewAction {
         reads: vec![Access::new(gradients, 1), Access::new(parameters, 0)],
         writes: vec![Access::new(parameters, 1)],
         ..step(2, act(second, 5_000_000))
     });
     // Not on the cycle.
-    builder.action(Action { reads: vec![Access::new(gradients, 1)], ..step(1, act(third, 4_000_000)) });
+    builder.action(NewAction { reads: vec![Access::new(gradients, 1)], ..step(1, act(third, 4_000_000)) });
     let program = builder.build().unwrap();
     assert_eq!(simulate(&program, &Options::default()).trace.iteration, SimTime::ms(8));
     let waits: Vec<(StageId, SimTime)> = spipe_sim::waits(&program).into_iter().collect();
@@ -289,8 +289,8 @@ fn the_critical_cycle_passes_through_memory() {
     let (first, second) = (builder.lane(device, "a", LaneRole::Channel), builder.lane(device, "b", LaneRole::Channel));
     let content = Content::Workspace(StageId::new(0), MicrobatchId::new(0));
     let buffer = builder.buffer(content, memory, Bytes::new(8), Lifetime::Transient);
-    builder.action(Action { writes: vec![Access::new(buffer, 1)], ..act(first, 1_000_000) });
-    builder.action(Action {
+    builder.action(NewAction { writes: vec![Access::new(buffer, 1)], ..act(first, 1_000_000) });
+    builder.action(NewAction {
         kind: ActionKind::Copy(Payload::Offload),
         subject: Subject::stage(StageId::new(1)),
         reads: vec![Access::new(buffer, 1)],

@@ -127,7 +127,7 @@ impl Case<'_> {
 
     /// The channels that any flow passes.
     fn used(&self) -> BTreeSet<&str> {
-        let flows = self.program.actions().iter().flat_map(|action| &action.flows);
+        let flows = self.program.actions().iter().flat_map(|action| self.program.flows(action));
         let links = flows.flat_map(|flow| flow.route.iter());
         links.map(|link| self.program.channels()[*link].name.as_str()).collect()
     }

@@ -180,7 +180,8 @@ pub(crate) fn tasks(program: &Program) -> Result<IdVec<ActionId, Task>, Faults> 
         .filter_map(|action| action.subject.stage.zip(action.subject.microbatch))
         .collect();
     let offloads = program.actions().iter().filter(|action| action.kind == ActionKind::Copy(Payload::Offload));
-    let leaving: BTreeSet<BufferId> = offloads.flat_map(|action| &action.reads).map(|read| read.buffer).collect();
+    let leaving: BTreeSet<BufferId> =
+        offloads.flat_map(|action| program.reads(action)).map(|read| read.buffer).collect();
     let mut refused: Vec<ActionKind> = Vec::new();
     let mut tasks = IdVec::new();
     for (id, action) in program.actions().enumerate() {
@@ -209,7 +210,7 @@ pub(crate) fn computed_on(program: &Program) -> IdVec<BufferId, Option<DeviceId>
         if action.kind.is_compute() || adds {
             // Parts of sharded buffers are in host memory.
             let whole = |access: &&Access| !adds || program.buffers()[access.buffer].part.is_none();
-            for access in action.reads.iter().chain(&action.writes).filter(whole) {
+            for access in program.accesses(action).iter().filter(whole) {
                 devices[access.buffer] = Some(lane.device);
             }
         }
@@ -283,7 +284,7 @@ impl ActionBuffers<'_> {
             ActionKind::OptimizerStep => self.step().map(Task::Step),
             ActionKind::Norm => self.norm(),
             ActionKind::Check => {
-                let read = |is_wanted| self.all(&self.action.reads, is_wanted);
+                let read = |is_wanted| self.all(self.program.reads(self.action), is_wanted);
                 Ok(Task::Check { norms: read(NORM), states: read(STATE) })
             }
             ActionKind::Rollback => self.rollback(),
@@ -303,11 +304,11 @@ impl ActionBuffers<'_> {
     }
 
     fn read(&self, is_wanted: ContentTest) -> Option<BufferId> {
-        self.all(&self.action.reads, is_wanted).first().copied()
+        self.all(self.program.reads(self.action), is_wanted).first().copied()
     }
 
     fn write(&self, is_wanted: ContentTest) -> Option<BufferId> {
-        self.all(&self.action.writes, is_wanted).first().copied()
+        self.all(self.program.writes(self.action), is_wanted).first().copied()
     }
 
     /// The one buffer that is read and the one that is written.
@@ -330,12 +331,17 @@ impl ActionBuffers<'_> {
             Content::Activation(layer, _) | Content::Checkpoint(layer, _) => layer.index() + 1 == first,
             _ => false,
         };
-        let input = self.action.reads.iter().map(|access| access.buffer).find(|buffer| behind(self.content(*buffer)));
+        let input = self
+            .program
+            .reads(self.action)
+            .iter()
+            .map(|access| access.buffer)
+            .find(|buffer| behind(self.content(*buffer)));
         if input.is_none() && first > 0 {
             return Err(Missing("reads no input"));
         }
         // A stage's own parameters come first. Shared ones are read in place or from a copy.
-        let mut read = self.all(&self.action.reads, PARAMETERS).into_iter();
+        let mut read = self.all(self.program.reads(self.action), PARAMETERS).into_iter();
         let parameters = read.next().ok_or(Missing("reads no parameters"))?;
         let shared = self.read(SHARED).or(read.next());
         Ok(Work { stage, microbatch: microbatch.index(), parameters, shared, input, cache: self.read(CACHE) })
@@ -348,16 +354,17 @@ impl ActionBuffers<'_> {
 
     fn forward(&self) -> Result<Task, Missing> {
         let work = self.work()?;
-        let outputs =
-            self.all(&self.action.writes, OUTPUT).into_iter().filter_map(|buffer| match self.content(buffer) {
+        let outputs = self.all(self.program.writes(self.action), OUTPUT).into_iter().filter_map(|buffer| {
+            match self.content(buffer) {
                 Content::Activation(layer, _) | Content::Checkpoint(layer, _) => Some((*layer, buffer)),
                 _ => None,
-            });
+            }
+        });
         let stage = &self.program.stages()[work.stage];
         let recomputed = stage.recomputed.map_or(0, LayerRange::count);
         let from = (stage.layers.first().index() + recomputed).max(self.program.shape().without_backward);
         // If activations are saved in two buffers, the second is the one that leaves the device.
-        let graph = self.all(&self.action.writes, GRAPH).last().copied();
+        let graph = self.all(self.program.writes(self.action), GRAPH).last().copied();
         let offloads = graph.is_some_and(|graph| self.leaving.contains(&graph));
         // Parameters that leave the device must not be held by a graph.
         let leaves = self.program.buffers()[work.parameters].lifetime == Lifetime::Transient;
@@ -389,13 +396,13 @@ impl ActionBuffers<'_> {
     }
 
     fn backward(&self) -> Result<Task, Missing> {
-        let graphs = self.all(&self.action.reads, GRAPH);
+        let graphs = self.all(self.program.reads(self.action), GRAPH);
         let (work, gradients, crossing) = (self.work()?, self.gradients()?, self.crossing());
         Ok(Task::Backward { work, graphs, gradients, crossing })
     }
 
     fn backward_input(&self) -> Result<Task, Missing> {
-        let graphs = self.all(&self.action.reads, GRAPH);
+        let graphs = self.all(self.program.reads(self.action), GRAPH);
         if graphs.is_empty() {
             return Err(Missing("reads nothing saved"));
         }
@@ -409,8 +416,8 @@ impl ActionBuffers<'_> {
     }
 
     fn moved(&self, is_wanted: ContentTest) -> Task {
-        let to = self.all(&self.action.writes, is_wanted);
-        let read = self.all(&self.action.reads, is_wanted);
+        let to = self.all(self.program.writes(self.action), is_wanted);
+        let read = self.all(self.program.reads(self.action), is_wanted);
         let adds = read.iter().any(|buffer| to.contains(buffer));
         Task::Move { from: read.into_iter().filter(|buffer| !to.contains(buffer)).collect(), to, adds }
     }
@@ -418,7 +425,7 @@ impl ActionBuffers<'_> {
     fn gather(&self) -> Result<Task, Missing> {
         let parameters: ContentTest = |content| PARAMETERS(content) || SHARED(content);
         let to = self.write(parameters).ok_or(Missing("gathers nothing"))?;
-        let mut from = self.all(&self.action.reads, parameters);
+        let mut from = self.all(self.program.reads(self.action), parameters);
         from.sort_by_key(|buffer| self.program.buffers()[*buffer].part);
         Ok(Task::Gather { from, to })
     }
@@ -426,7 +433,7 @@ impl ActionBuffers<'_> {
     fn reduce(&self) -> Result<Task, Missing> {
         let gradients: ContentTest = |content| GRADIENTS(content) || SHARED_GRADIENTS(content);
         let to = self.write(gradients).ok_or(Missing("reduces nothing"))?;
-        let read = self.all(&self.action.reads, gradients);
+        let read = self.all(self.program.reads(self.action), gradients);
         let adds = read.contains(&to);
         Ok(Task::Reduce { from: read.into_iter().filter(|buffer| *buffer != to).collect(), to, adds })
     }
@@ -441,8 +448,8 @@ impl ActionBuffers<'_> {
             device: self.program.lanes()[self.action.lane].device,
             gradients: self.read(GRADIENTS),
             state: self.read(STATE).ok_or(Missing("reads no state"))?,
-            before: self.all(&self.action.reads, PARAMETERS),
-            after: self.all(&self.action.writes, PARAMETERS),
+            before: self.all(self.program.reads(self.action), PARAMETERS),
+            after: self.all(self.program.writes(self.action), PARAMETERS),
             log: self.write(LOG),
         })
     }

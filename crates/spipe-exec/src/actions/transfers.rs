@@ -24,7 +24,7 @@ impl Interpreter<'_> {
         stopped: &dyn Fn() -> bool,
         work: impl FnOnce() -> Result<Outcome, TaskError>,
     ) -> Result<Outcome, TaskError> {
-        let flows = self.program.actions()[action].flows.iter().filter(|_| self.plays(action));
+        let flows = self.program.flows(&self.program.actions()[action]).iter().filter(|_| self.plays(action));
         let tickets: Vec<_> = flows.map(|flow| self.pacer.start(flow)).collect();
         let mut outcome = work()?;
         // The link is free when its last flow has ended or the data has arrived, whichever is
@@ -41,8 +41,7 @@ impl Interpreter<'_> {
     /// Whether an action touches the memory of an emulated accelerator.
     fn plays(&self, action: ActionId) -> bool {
         let action = &self.program.actions()[action];
-        let memories =
-            action.reads.iter().chain(&action.writes).map(|access| self.program.buffers()[access.buffer].memory);
+        let memories = self.program.accesses(action).iter().map(|access| self.program.buffers()[access.buffer].memory);
         let mut emulated = self.contexts.iter().filter(|(_, context)| context.emulated);
         let memories: Vec<_> = memories.collect();
         emulated.any(|(device, _)| memories.contains(&self.program.devices()[*device].memory))

@@ -83,7 +83,7 @@ impl<'a> ProgramIndex<'a> {
 /// The buffers that `action` uses, without resident ones, in the order of their ids.
 fn uses(program: &Program, action: &Action) -> Vec<BufferId> {
     let mut uses = Vec::new();
-    action.each_buffer(|buffer| uses.push(buffer));
+    program.each_buffer(action, |buffer| uses.push(buffer));
     uses.retain(|buffer| program.buffers()[*buffer].lifetime != Lifetime::Resident);
     uses.sort_unstable();
     uses

@@ -84,7 +84,7 @@ fn spans(program_index: &ProgramIndex<'_>, iteration: &Iteration, zero: SimTime)
                 subject: this.subject,
                 start: timing.start.saturating_sub(zero),
                 end: timing.end.saturating_sub(zero),
-                bytes: moves.then(|| this.flows.iter().map(|flow| flow.bytes).sum()),
+                bytes: moves.then(|| program.flows(this).iter().map(|flow| flow.bytes).sum()),
                 waited_for: timing.last.filter(|_| timing.waited).map(|last| last.cause),
             });
         }

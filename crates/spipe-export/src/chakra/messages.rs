@@ -41,8 +41,8 @@ pub fn homes(program: &Program) -> IdVec<ActionId, DeviceId> {
 }
 
 /// The bytes that a copy or a collective moves.
-pub fn moved(action: &Action) -> u64 {
-    action.flows.iter().map(|flow| flow.bytes.get()).sum()
+pub fn moved(program: &Program, action: &Action) -> u64 {
+    program.flows(action).iter().map(|flow| flow.bytes.get()).sum()
 }
 
 /// Whether a precedence holds from an end to a start within one iteration. Others cannot be
@@ -52,8 +52,8 @@ pub fn is_expressible(precedence: &Precedence) -> bool {
 }
 
 /// Whether an action reads what an earlier one has written.
-pub fn reads_written(from: &Action, to: &Action) -> bool {
-    from.writes.iter().any(|written| to.reads.contains(written))
+pub fn reads_written(program: &Program, from: &Action, to: &Action) -> bool {
+    program.writes(from).iter().any(|written| program.reads(to).contains(written))
 }
 
 impl Messages {
@@ -72,7 +72,8 @@ impl Messages {
         let crossing: Vec<&Precedence> = program.precedences().iter().filter(crossing).collect();
         // A copy whose place is merely free again, or whose source may be overwritten, moves nothing to
         // the later action: that is a signal.
-        let carries = |precedence: &Precedence| reads_written(&actions[precedence.from], &actions[precedence.to]);
+        let carries =
+            |precedence: &Precedence| reads_written(program, &actions[precedence.from], &actions[precedence.to]);
         let sending: BTreeSet<ActionId> = crossing
             .iter()
             .filter(|precedence| carries(precedence))
@@ -94,8 +95,8 @@ impl Messages {
                     from,
                     devices: [homes[from], homes[to]],
                     bytes: match fetched {
-                        Some(to) => moved(&actions[to]),
-                        None if copied => moved(&actions[from]),
+                        Some(to) => moved(program, &actions[to]),
+                        None if copied => moved(program, &actions[from]),
                         None => SIGNAL,
                     },
                     is_copied_by_sender: copied && first,

@@ -153,11 +153,11 @@ impl Graph<'_> {
         let kind = match (action.kind, self.program.lanes()[action.lane].role) {
             (ActionKind::Collective(pattern), _) => {
                 attributes.push(("comm_type", Value::Int64(pattern_number(pattern))));
-                attributes.push(("comm_size", Value::Int64(moved(action) as i64)));
+                attributes.push(("comm_size", Value::Int64(moved(self.program, action) as i64)));
                 NodeKind::Collective
             }
             (ActionKind::Copy(_), role) => {
-                attributes.push(("tensor_size", Value::Uint64(moved(action))));
+                attributes.push(("tensor_size", Value::Uint64(moved(self.program, action))));
                 let loads = matches!(role, LaneRole::H2d | LaneRole::NvmeIn);
                 if loads { NodeKind::Load } else { NodeKind::Store }
             }
@@ -211,7 +211,7 @@ fn before(program: &Program) -> IdVec<ActionId, BTreeMap<ActionId, bool>> {
     for precedence in program.precedences().iter().filter(|precedence| is_expressible(precedence)) {
         let Precedence { from, to, .. } = *precedence;
         if homes[from] == homes[to] {
-            *before[to].entry(from).or_default() |= reads_written(&actions[from], &actions[to]);
+            *before[to].entry(from).or_default() |= reads_written(program, &actions[from], &actions[to]);
         }
     }
     before

@@ -2,12 +2,13 @@
 //! activations.
 
 use crate::{
-    Access, Action, Anchor, Content, Edge, Lifetime, Offloading, Order, Pass, Program, ProgramBuilder, Shape, Stage,
+    Access, Anchor, Content, Edge, Lifetime, NewAction, Offloading, Order, Pass, Program, ProgramBuilder, Shape, Stage,
     StageTimes, Step, Token,
+    order::{Grid, PassGrid},
 };
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, Diagnostic, Faults, IdleCause, LaneRole, LayerRange, MemoryId, Payload,
-    SimTime, StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, Diagnostic, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
+    Payload, SimTime, StageId, Subject,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -79,38 +80,34 @@ fn program(name: &str, order: &Order, each: &[StageTimes], offloading: Option<&O
         tokens: None,
         notes: Vec::new(),
     });
-    let device_of: BTreeMap<StageId, usize> = order
-        .devices()
-        .iter()
-        .enumerate()
-        .flat_map(|(device, tokens)| tokens.iter().map(move |token| (token.stage, device)))
-        .collect();
     let copies = offloading.iter().flat_map(|offloading| offloading.copies.iter().flatten());
+    let shape = [stages, microbatches];
     let mut bare = Bare {
         times,
         each,
         builder: &mut builder,
-        device_of,
-        added: BTreeMap::new(),
+        device_of: devices_of_stages(order),
+        added: PassGrid::of_passes(shape, None),
+        copied: BTreeMap::new(),
         leaving: copies
             .filter_map(|(step, _)| if let Step::Offload(forward) = step { Some(*forward) } else { None })
             .collect(),
         left: BTreeMap::new(),
-        saved: BTreeMap::new(),
+        saved: Grid::new(shape, [None; 2]),
     };
     for device in 0..order.devices().len() {
         let memory = bare.builder.memory(&format!("gpu{device}"), None);
         bare.builder.device(&format!("gpu{device}"), memory, false);
     }
-    for (stage, device) in bare.device_of.clone() {
-        let device = device.into();
-        if let Some(layers) = LayerRange::new(stage.index().into(), stage.index().into()) {
-            bare.builder.stage(Stage { device, layers, recomputed: None });
+    for (stage, device) in bare.device_of.iter().enumerate() {
+        if let Some(layers) = LayerRange::new(stage.into(), stage.into()) {
+            bare.builder.stage(Stage { device: (*device).into(), layers, recomputed: None });
         }
     }
     for (device, tokens) in order.devices().iter().enumerate() {
+        let lane = bare.builder.lane(device.into(), LaneRole::Compute.name(), LaneRole::Compute);
         for token in tokens {
-            bare.add(device, token);
+            bare.add((device, lane), token);
         }
     }
     bare.join(order);
@@ -118,7 +115,19 @@ fn program(name: &str, order: &Order, each: &[StageTimes], offloading: Option<&O
         let host = bare.builder.memory("dram", None);
         bare.copy(offloading, host);
     }
+    drop(bare);
     builder.build()
+}
+
+/// By stage, its device. Every stage of a valid order has one.
+fn devices_of_stages(order: &Order) -> Vec<usize> {
+    let mut device_of = vec![0; order.stages()];
+    for (device, tokens) in order.devices().iter().enumerate() {
+        for token in tokens {
+            device_of[token.stage.index()] = device;
+        }
+    }
+    device_of
 }
 
 /// The state of lowering an order.
@@ -128,14 +137,18 @@ struct Bare<'a> {
     /// The times of each stage, or of all.
     each: &'a [StageTimes],
     builder: &'a mut ProgramBuilder,
-    device_of: BTreeMap<StageId, usize>,
-    added: BTreeMap<Step, ActionId>,
+    /// By stage, its device.
+    device_of: Vec<usize>,
+    /// The action of each pass.
+    added: PassGrid<Option<ActionId>>,
+    /// The action of each offload and reload.
+    copied: BTreeMap<Step, ActionId>,
     /// The forwards whose activations are offloaded.
     leaving: BTreeSet<Token>,
-    /// By forward, the activation that it saves.
+    /// By forward that is offloaded, the activation that it saves.
     left: BTreeMap<Token, Saved>,
-    /// By forward, the activation that its backward reads: the saved or the reloaded one.
-    saved: BTreeMap<Token, Saved>,
+    /// The activation that a backward reads: the saved or the reloaded one.
+    saved: Grid<Saved>,
 }
 
 /// An activation in two parts, for the backward-input and for the backward-weight; `None` for a
@@ -143,30 +156,32 @@ struct Bare<'a> {
 type Saved = [Option<BufferId>; 2];
 
 impl Bare<'_> {
-    fn add(&mut self, device: usize, token: &Token) {
-        let forward = Token { pass: Pass::Forward, ..*token };
+    fn add(&mut self, (device, lane): (usize, LaneId), token: &Token) {
+        let place = (token.stage, token.microbatch);
         let (mut reads, mut writes) = (Vec::new(), Vec::new());
         if token.pass == Pass::Forward {
-            let left = self.save(forward, device.into());
-            let found = if self.leaving.contains(token) { self.save(forward, device.into()) } else { left };
-            self.left.insert(forward, left);
-            self.saved.insert(forward, found);
-            writes.extend(accesses(left));
-        } else if let Some([input, weight]) = self.saved.get(&forward) {
-            reads.extend(match token.pass {
-                Pass::BackwardInput => accesses([*input, None]),
-                Pass::BackwardWeight => accesses([None, *weight]),
-                _ => accesses([*input, *weight]),
+            let saved = self.save(*token, device.into());
+            self.saved[place] = saved;
+            if self.leaving.contains(token) {
+                self.left.insert(*token, saved);
+                self.saved[place] = self.save(*token, device.into());
+            }
+            writes = accesses(saved);
+        } else {
+            let [input, weight] = self.saved[place];
+            reads = accesses(match token.pass {
+                Pass::BackwardInput => [input, None],
+                Pass::BackwardWeight => [None, weight],
+                _ => [input, weight],
             });
         }
-        let lane = self.builder.lane(device.into(), LaneRole::Compute.name(), LaneRole::Compute);
         let kind = match token.pass {
             Pass::Forward => ActionKind::Forward,
             Pass::Backward => ActionKind::Backward,
             Pass::BackwardInput => ActionKind::BackwardInput,
             Pass::BackwardWeight => ActionKind::BackwardWeight,
         };
-        let id = self.builder.action(Action {
+        let id = self.builder.action(NewAction {
             lane,
             kind,
             subject: Subject::work(token.stage, token.microbatch),
@@ -176,7 +191,7 @@ impl Bare<'_> {
             flows: Vec::new(),
             guard: None,
         });
-        self.added.insert(Step::Pass(*token), id);
+        self.added[*token] = Some(id);
     }
 
     /// The buffers of an activation.
@@ -210,10 +225,10 @@ impl Bare<'_> {
                 let outside = *away.entry(forward).or_insert_with(|| self.save(forward, host));
                 let (reads, writes) = match payload {
                     Payload::Offload => (self.left[&forward], outside),
-                    _ => (outside, self.saved[&forward]),
+                    _ => (outside, self.saved[(forward.stage, forward.microbatch)]),
                 };
                 let lane = self.builder.lane(device.into(), "offload", LaneRole::Channel);
-                let id = self.builder.action(Action {
+                let id = self.builder.action(NewAction {
                     lane,
                     kind: ActionKind::Copy(payload),
                     subject: Subject::work(forward.stage, forward.microbatch),
@@ -225,12 +240,12 @@ impl Bare<'_> {
                 });
                 edges.extend(before.map(|before| edge(before, id, IdleCause::Order)));
                 before = Some(id);
-                self.added.insert(*step, id);
+                self.copied.insert(*step, id);
             }
         }
         edges.extend(offloading.barriers.iter().filter_map(|barrier| {
             let cause = if barrier.for_memory { IdleCause::Memory } else { IdleCause::Order };
-            Some(edge(*self.added.get(&barrier.from)?, *self.added.get(&barrier.to)?, cause))
+            Some(edge(self.action_of(&barrier.from)?, self.action_of(&barrier.to)?, cause))
         }));
         for edge in edges {
             self.builder.edge(edge);
@@ -241,27 +256,24 @@ impl Bare<'_> {
     /// overlapped pair start after the inputs of both, and their readers after the end of both.
     fn join(&mut self, order: &Order) {
         let pairs: BTreeMap<Token, Token> = order.overlapped().map(|[forward, backward]| (forward, backward)).collect();
-        let passes =
-            self.added.keys().filter_map(|step| if let Step::Pass(token) = step { Some(*token) } else { None });
-        let (stages, mut edges) = (order.stages(), Vec::new());
-        for token in passes {
-            let partner = pairs.get(&token);
-            for input in [Some(token), partner.copied()].into_iter().flatten() {
-                let Some((source, cause)) = self.source(&input, stages) else { continue };
+        let stages = order.stages();
+        for token in order.devices().iter().flatten() {
+            for input in [Some(token), pairs.get(token)].into_iter().flatten() {
+                let Some((source, cause)) = self.source(input, stages) else { continue };
                 let from = pairs.get(&source).copied().unwrap_or(source);
-                let same = self.device_of[&from.stage] == self.device_of[&token.stage];
-                edges.push(Edge {
-                    from: self.added[&Step::Pass(from)],
-                    to: self.added[&Step::Pass(token)],
-                    anchor: Anchor::EndToStart,
-                    distance: 0,
-                    lag: if same { SimTime::ZERO } else { self.times.latency },
-                    cause,
-                });
+                let same = self.device_of[from.stage.index()] == self.device_of[token.stage.index()];
+                let (Some(from), Some(to)) = (self.added[from], self.added[*token]) else { continue };
+                let lag = if same { SimTime::ZERO } else { self.times.latency };
+                self.builder.edge(Edge { from, to, anchor: Anchor::EndToStart, distance: 0, lag, cause });
             }
         }
-        for edge in edges {
-            self.builder.edge(edge);
+    }
+
+    /// The action of a pass or copy that has been added.
+    fn action_of(&self, step: &Step) -> Option<ActionId> {
+        match step {
+            Step::Pass(token) => self.added[*token],
+            Step::Offload(_) | Step::Reload(_) => self.copied.get(step).copied(),
         }
     }
 
@@ -277,7 +289,7 @@ impl Bare<'_> {
                 let after = StageId::from(Some(token.stage.index() + 1).filter(|after| *after < stages)?);
                 let fused = Token { stage: after, pass: Pass::Backward, ..*token };
                 let split = Token { stage: after, pass: Pass::BackwardInput, ..*token };
-                let from = if self.added.contains_key(&Step::Pass(fused)) { fused } else { split };
+                let from = if self.added[fused].is_some() { fused } else { split };
                 Some((from, IdleCause::Gradient))
             }
         }

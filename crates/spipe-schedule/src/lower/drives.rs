@@ -10,7 +10,7 @@
 //! steps before it is written.
 
 use super::flows::{Transfer, route};
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime, Part, ProgramBuilder};
+use crate::{Access, Anchor, Content, Edge, Lifetime, NewAction, Part, ProgramBuilder};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneRole, MemoryId, Payload, SimTime, Subject,
 };
@@ -112,7 +112,7 @@ fn copy(
     let lane = builder.lane(drive, word, role);
     let (kind, subject) = (ActionKind::Copy(payload), state.subject);
     let (reads, writes) = (vec![read], vec![write]);
-    builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
+    builder.action(NewAction { lane, kind, subject, reads, writes, work, flows, guard: None })
 }
 
 fn waits(builder: &mut ProgramBuilder, (from, to): (ActionId, ActionId), distance: u8) {

@@ -16,7 +16,7 @@
 //! forwards of the next.
 
 use super::flows::{Transfer, latency, optimizer_step};
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime, Part, ProgramBuilder};
+use crate::{Access, Anchor, Content, Edge, Lifetime, NewAction, Part, ProgramBuilder};
 use spipe_base::{
     ActionId, ActionKind, Bytes, DeviceId, IdleCause, LaneId, LayerRange, MemoryId, SimTime, StageId, Subject,
 };
@@ -120,12 +120,12 @@ pub(super) fn add_step<U: Updates>(
 ) -> ActionId {
     let Transfer { work, flows } = optimizer_step(updates.context(), device, parameters);
     let kind = ActionKind::OptimizerStep;
-    updates.builder().action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
+    updates.builder().action(NewAction { lane, kind, subject, reads, writes, work, flows, guard: None })
 }
 
 /// Adds an action without duration that waits for all of `before`.
 fn barrier(builder: &mut ProgramBuilder, lane: LaneId, before: impl IntoIterator<Item = ActionId>) -> ActionId {
-    let gate = builder.action(Action {
+    let gate = builder.action(NewAction {
         lane,
         kind: ActionKind::Barrier,
         subject: Subject::default(),
@@ -158,7 +158,7 @@ impl Norm {
         };
         let sum = Access::new(sum, 1);
         let Transfer { work, flows } = norm;
-        let action = builder.action(Action {
+        let action = builder.action(NewAction {
             lane,
             kind: ActionKind::Norm,
             subject: Subject { layers: Some(layers), ..Subject::stage(stage) },
@@ -180,7 +180,7 @@ impl Norm {
     /// way there.
     pub fn check(self, builder: &mut ProgramBuilder, lags: impl IntoIterator<Item = SimTime>) -> Option<Gate> {
         let (_, _, lane, memory) = *self.parts.last()?;
-        let check = builder.action(Action {
+        let check = builder.action(NewAction {
             lane,
             kind: ActionKind::Check,
             subject: Subject::default(),

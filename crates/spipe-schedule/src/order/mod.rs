@@ -2,6 +2,7 @@
 
 mod automatic;
 mod choose;
+mod grid;
 mod grouped;
 mod in_flight;
 mod interleaved;
@@ -18,6 +19,7 @@ mod zero_bubble;
 
 pub use automatic::automatic;
 pub use choose::order_of;
+pub(crate) use grid::{Grid, PassGrid};
 pub use grouped::{gis, gis_warning, uniform};
 pub use in_flight::in_flight;
 pub use interleaved::interleaved;
@@ -25,7 +27,7 @@ pub use offload::{Barrier, Offloading, Step, offloaded, offloaded_with_stage_tim
 pub(crate) use slots::slots_of;
 pub use stage_times::StageTimes;
 pub use systems::{gpipe, one_forward_one_backward, system_order};
-pub use text::Skipped;
+pub use text::{Skipped, Word};
 pub use v_shape::{v_half, v_min, v_of_stages, zb_v};
 pub use zero_bubble::{zb_h1, zb_h2};
 
@@ -76,7 +78,11 @@ impl Token {
 
 impl fmt::Display for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&format!("{}{}{}", self.stage.index(), self.pass.letter(), self.microbatch.index()))
+        let (stage, letter, microbatch) = (self.stage.index(), self.pass.letter(), self.microbatch.index());
+        if f.width().is_none() {
+            return write!(f, "{stage}{letter}{microbatch}");
+        }
+        f.pad(&format!("{stage}{letter}{microbatch}"))
     }
 }
 

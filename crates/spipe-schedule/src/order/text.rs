@@ -36,7 +36,32 @@ pub type Skipped = BTreeMap<&'static str, usize>;
 
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.words().iter().try_for_each(|words| writeln!(f, "{}", words.join(",")))
+        for words in self.words() {
+            for (index, word) in words.enumerate() {
+                f.write_str(if index > 0 { "," } else { "" })?;
+                word.fmt(f)?;
+            }
+            f.write_str("\n")?;
+        }
+        Ok(())
+    }
+}
+
+/// An action of an order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Word {
+    /// `2F0`.
+    Pass(Token),
+    /// `(2F3;5B0)OVERLAP_F_B`: a forward and a backward as one action.
+    Overlap(Token, Token),
+}
+
+impl fmt::Display for Word {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pass(token) => token.fmt(f),
+            Self::Overlap(forward, backward) => write!(f, "({forward};{backward})OVERLAP_F_B"),
+        }
     }
 }
 
@@ -128,21 +153,21 @@ impl Order {
     }
 
     /// The words of each device: those of its tokens, with overlapped pairs in one word.
-    pub fn words(&self) -> Vec<Vec<String>> {
-        self.devices.iter().map(|tokens| self.words_of(tokens)).collect()
-    }
-
-    fn words_of(&self, tokens: &[Token]) -> Vec<String> {
-        let mut words: Vec<String> = Vec::new();
-        let mut open = false;
-        for token in tokens {
-            match words.last_mut().filter(|_| open) {
-                Some(forward) => *forward = format!("({forward};{token})OVERLAP_F_B"),
-                None => words.push(token.to_string()),
-            }
-            open = !open && self.overlapped.contains(token);
-        }
-        words
+    pub fn words(&self) -> impl Iterator<Item = impl Iterator<Item = Word>> {
+        self.devices.iter().map(move |tokens| {
+            let mut tokens = tokens.iter();
+            std::iter::from_fn(move || {
+                let token = *tokens.next()?;
+                let overlaps = self.overlapped.contains(&token);
+                Some(match tokens.as_slice().first().filter(|_| overlaps) {
+                    Some(backward) => {
+                        tokens.next();
+                        Word::Overlap(token, *backward)
+                    }
+                    None => Word::Pass(token),
+                })
+            })
+        })
     }
 
     /// The order as a grid with one row per device and one column per position; `marked` tokens are

@@ -1,8 +1,8 @@
 //! The checker of orders.
 
-use super::{Order, Pass, Token};
+use super::{Grid, Order, Pass, PassGrid, Token};
 use spipe_base::{Diagnostic, Faults, MicrobatchId, StageId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 impl Order {
     /// Checks the order.
@@ -20,7 +20,9 @@ impl Order {
             return faults.or(());
         }
         self.check_devices(&mut faults);
-        self.check_counts(&mut faults);
+        if !self.is_complete() {
+            self.check_counts(&mut faults);
+        }
         if faults.is_harmless() {
             self.check_progress(&mut faults);
         }
@@ -32,10 +34,10 @@ impl Order {
     }
 
     fn check_devices(&self, faults: &mut Faults) {
-        let mut device_of = BTreeMap::new();
+        let mut device_of = vec![None; self.stages()];
         for (device, tokens) in self.devices().iter().enumerate() {
             for token in tokens {
-                let first = *device_of.entry(token.stage).or_insert(device);
+                let first = *device_of[token.stage.index()].get_or_insert(device);
                 if first != device {
                     faults.push(
                         self.fault(format!("stage `{}` is on devices {first} and {device}", token.stage), &[*token]),
@@ -43,6 +45,28 @@ impl Order {
                 }
             }
         }
+    }
+
+    /// Whether every stage and microbatch has `FB` or `FIW`: what [`Self::check_counts`] finds, without
+    /// a map of passes.
+    fn is_complete(&self) -> bool {
+        let (stages, microbatches) = (self.stages(), self.microbatches());
+        // Each has two tokens at least, so the table is no larger than the order.
+        if stages.saturating_mul(microbatches) > self.tokens().count() / 2 {
+            return false;
+        }
+        // The passes so far as octal digits.
+        let mut passes = Grid::new([stages, microbatches], 0u16);
+        for token in self.tokens() {
+            let found = &mut passes[(token.stage, token.microbatch)];
+            if *found > 0o77 {
+                return false;
+            }
+            *found = *found << 3 | (1 + token.pass as u16);
+        }
+        const WHOLE: u16 = 0o12;
+        const SPLIT: u16 = 0o134;
+        passes.values().all(|found| matches!(*found, WHOLE | SPLIT))
     }
 
     /// Faults of the same kind are one error with their count.
@@ -82,7 +106,7 @@ impl Order {
 
     /// Runs the order without times. Passes that remain when none can start are a deadlock.
     fn check_progress(&self, faults: &mut Faults) {
-        let mut done: BTreeSet<Token> = BTreeSet::new();
+        let mut done = PassGrid::of_passes([self.stages(), self.microbatches()], false);
         let mut next = vec![0; self.devices().len()];
         let last = StageId::from(self.stages() - 1);
         loop {
@@ -92,7 +116,9 @@ impl Order {
                     if !action.iter().all(|token| startable(token, last, &done)) {
                         break;
                     }
-                    done.extend(action);
+                    for token in action {
+                        done[*token] = true;
+                    }
                     next[device] += action.len();
                     moved = true;
                 }
@@ -124,16 +150,16 @@ impl Order {
     /// A cycle of tokens at the heads of devices that wait for each other, found from `from`. Each
     /// comes with the token that it needs, and with the head of the device where that token is
     /// queued, which is the next of the cycle.
-    fn cycle(&self, from: Token, heads: &[Option<Token>], done: &BTreeSet<Token>) -> Vec<(Token, Token, Token)> {
+    fn cycle(&self, from: Token, heads: &[Option<Token>], done: &PassGrid<bool>) -> Vec<(Token, Token, Token)> {
         let last = StageId::from(self.stages() - 1);
         let mut seen: Vec<(Token, Token, Token)> = Vec::new();
         let mut at = from;
         while seen.iter().all(|(head, ..)| *head != at) {
             let partner = self.overlapped().find(|pair| pair[0] == at).map(|pair| pair[1]);
             let all = needs(&at, last).into_iter().chain(partner.iter().flat_map(|partner| needs(partner, last)));
-            let missing = { all }.find(|options| !options.iter().any(|token| done.contains(token)));
+            let missing = { all }.find(|options| !is_met(options, done));
             let queued = |token: &Token| self.devices().iter().position(|tokens| tokens.contains(token));
-            let blocked = missing.iter().flatten().find_map(|token| Some((*token, heads[queued(token)?]?)));
+            let blocked = missing.iter().flatten().flatten().find_map(|token| Some((*token, heads[queued(token)?]?)));
             let Some((needed, before)) = blocked else { break };
             seen.push((at, needed, before));
             at = before;
@@ -143,22 +169,30 @@ impl Order {
     }
 }
 
-fn startable(token: &Token, last: StageId, done: &BTreeSet<Token>) -> bool {
-    needs(token, last).iter().all(|options| options.iter().any(|token| done.contains(token)))
+fn startable(token: &Token, last: StageId, done: &PassGrid<bool>) -> bool {
+    needs(token, last).iter().all(|options| is_met(options, done))
+}
+
+/// Tokens of which one is needed; none of them if nothing is.
+type Options = [Option<Token>; 2];
+
+fn is_met(options: &Options, done: &PassGrid<bool>) -> bool {
+    options.iter().all(Option::is_none) || options.iter().flatten().any(|token| done[*token])
 }
 
 /// The tokens that `token` waits for: one of each list.
-fn needs(token: &Token, last: StageId) -> Vec<Vec<Token>> {
-    let at = |stage: StageId, pass| Token { stage, pass, ..*token };
-    let forward = vec![at(token.stage, Pass::Forward)];
+fn needs(token: &Token, last: StageId) -> [Options; 2] {
+    let at = |stage: StageId, pass| Some(Token { stage, pass, ..*token });
+    let forward = [at(token.stage, Pass::Forward), None];
+    let nothing = [None; 2];
     match token.pass {
-        Pass::Forward if token.stage.index() == 0 => Vec::new(),
-        Pass::Forward => vec![vec![at(StageId::from(token.stage.index() - 1), Pass::Forward)]],
-        Pass::BackwardWeight => vec![vec![at(token.stage, Pass::BackwardInput)]],
-        Pass::Backward | Pass::BackwardInput if token.stage == last => vec![forward],
+        Pass::Forward if token.stage.index() == 0 => [nothing; 2],
+        Pass::Forward => [[at(StageId::from(token.stage.index() - 1), Pass::Forward), None], nothing],
+        Pass::BackwardWeight => [[at(token.stage, Pass::BackwardInput), None], nothing],
+        Pass::Backward | Pass::BackwardInput if token.stage == last => [forward, nothing],
         Pass::Backward | Pass::BackwardInput => {
             let after = StageId::from(token.stage.index() + 1);
-            vec![forward, vec![at(after, Pass::Backward), at(after, Pass::BackwardInput)]]
+            [forward, [at(after, Pass::Backward), at(after, Pass::BackwardInput)]]
         }
     }
 }

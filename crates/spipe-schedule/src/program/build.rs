@@ -1,8 +1,8 @@
 //! The builder of programs: it adds parts, orders the lanes, and checks and freezes the result.
 
 use super::{
-    Action, Buffer, Channel, Content, Device, Edge, Lane, LaneOrder, Lifetime, Part, Precedence, Program, Shape, Space,
-    Stage, check, precedence,
+    Action, Buffer, Channel, Content, Device, Edge, Flow, Lane, LaneOrder, Lifetime, NewAction, Part, Precedence,
+    Program, Shape, Space, Stage, check, precedence,
 };
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, IdVec, IdleCause, LaneId,
@@ -39,6 +39,8 @@ impl ProgramBuilder {
             buffers: IdVec::new(),
             lanes: IdVec::new(),
             actions: IdVec::new(),
+            accesses: Vec::new(),
+            flows: Vec::new(),
             precedences: Vec::new(),
             leaving: Vec::new(),
         };
@@ -113,9 +115,25 @@ impl ProgramBuilder {
     }
 
     /// Adds an action at the end of its lane.
-    pub fn action(&mut self, action: Action) -> ActionId {
-        let lane = action.lane;
-        let id = self.program.actions.push(action);
+    ///
+    /// # Panics
+    /// If there are more accesses or flows than 32 bits count.
+    pub fn action(&mut self, action: NewAction) -> ActionId {
+        let NewAction { lane, kind, subject, reads, writes, work, flows, guard } = action;
+        let Program { accesses: all, flows: all_flows, actions, .. } = &mut self.program;
+        let at = |length: usize| match u32::try_from(length) {
+            Ok(at) => at,
+            Err(_) => panic!("{length} accesses or flows are too many for a program"),
+        };
+        let first = at(all.len());
+        all.extend(reads);
+        let middle = at(all.len());
+        all.extend(writes);
+        let accesses = [first, middle, at(all.len())];
+        let first = at(all_flows.len());
+        all_flows.extend(flows);
+        let flows = [first, at(all_flows.len())];
+        let id = actions.push(Action { lane, kind, subject, work, guard, accesses, flows });
         self.program.lanes[lane].queue.push(id);
         id
     }
@@ -145,6 +163,11 @@ impl ProgramBuilder {
         &self.program.actions[action]
     }
 
+    /// The bytes that an action added before moves.
+    pub fn flows_of(&self, action: ActionId) -> &[Flow] {
+        self.program.flows(&self.program.actions[action])
+    }
+
     /// Orders the lanes, checks the program and freezes it.
     ///
     /// # Errors
@@ -155,17 +178,19 @@ impl ProgramBuilder {
             self.edges.extend(edges);
         }
         let mut program = self.program;
-        let mut faults = check::references(&program.actions, &program.buffers, &self.edges);
+        let mut faults = check::references(&program, &self.edges);
         if !faults.is_harmless() {
             return Err(faults);
         }
-        program.precedences = precedence::derive(&program.actions, &program.buffers, &self.edges);
+        program.precedences = precedence::derive(&program, &self.edges);
         program.leaving = offsets(&program.precedences, program.actions.len());
+        // The edges are needed again only with those of turns.
+        let edges = if self.turns.is_empty() { Vec::new() } else { self.edges };
         match order_lanes(&mut program, &self.turns) {
             Ok(turns) if turns.is_empty() => {}
             Ok(turns) => {
-                let edges: Vec<Edge> = self.edges.into_iter().chain(turns).collect();
-                program.precedences = precedence::derive(&program.actions, &program.buffers, &edges);
+                let edges: Vec<Edge> = edges.into_iter().chain(turns).collect();
+                program.precedences = precedence::derive(&program, &edges);
                 program.leaving = offsets(&program.precedences, program.actions.len());
             }
             Err(fault) => faults.push(fault),

@@ -1,15 +1,12 @@
 //! The checker of programs. It reports every fault with its lane, position and action.
 
-use super::{Access, Action, Buffer, Edge, Flow, Lifetime, Program};
+use super::{Access, Action, Edge, Flow, Lifetime, Program};
 use spipe_base::{ActionId, ActionKind, BufferId, Diagnostic, Faults, IdVec, LayerId, MicrobatchId, SimTime};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Checks that all ids exist and that every version is written once.
-pub(super) fn references(
-    actions: &IdVec<ActionId, Action>,
-    buffers: &IdVec<BufferId, Buffer>,
-    edges: &[Edge],
-) -> Faults {
+pub(super) fn references(program: &Program, edges: &[Edge]) -> Faults {
+    let Program { actions, buffers, .. } = program;
     let mut faults = Faults::new();
     let missing = |id: ActionId| id.index() >= actions.len();
     for edge in edges.iter().filter(|edge| missing(edge.from) || missing(edge.to)) {
@@ -20,10 +17,10 @@ pub(super) fn references(
     }
     let mut written: Vec<Access> = Vec::with_capacity(actions.len());
     for (id, action) in actions.enumerate() {
-        for access in action.reads.iter().chain(&action.writes).filter(|access| buffers.get(access.buffer).is_none()) {
+        for access in program.accesses(action).iter().filter(|access| buffers.get(access.buffer).is_none()) {
             faults.push(Diagnostic::error(format!("{id} uses {}, which does not exist", access.buffer)));
         }
-        for write in &action.writes {
+        for write in program.writes(action) {
             if write.version == 0 {
                 faults.push(Diagnostic::error(format!(
                     "{id} writes version 0 of {}, which exists from the start",
@@ -94,7 +91,7 @@ fn ends_in_time(program: &Program, faults: &mut Faults) {
             let rate = slowest.into_iter().chain(flow.rate_cap).min();
             flow.bytes.as_f64() * flow.route.len() as f64 / rate.map_or(f64::INFINITY, |rate| rate.get())
         };
-        let copies = action.flows.iter().map(|flow| flow.latency.to_ms() + moving(flow) * 1e3);
+        let copies = program.flows(action).iter().map(|flow| flow.latency.to_ms() + moving(flow) * 1e3);
         action.work.to_ms() + copies.sum::<f64>()
     };
     // A cheap upper bound, with all flows over the slowest channel, accepts nearly all programs.
@@ -122,17 +119,17 @@ fn at(program: &Program, id: ActionId) -> String {
 fn reads_are_written(program: &Program, faults: &mut Faults) {
     // Every version is written once: if the largest equals the count, none is skipped.
     let mut counts: IdVec<BufferId, (u32, u32)> = program.buffers().iter().map(|_| (0, 0)).collect();
-    for write in program.actions().iter().flat_map(|action| &action.writes) {
+    for write in program.actions().iter().flat_map(|action| program.writes(action)) {
         let (count, largest) = &mut counts[write.buffer];
         *count += 1;
         *largest = write.version.max(*largest);
     }
     let is_written = |access: Access| match counts[access.buffer] {
         (count, largest) if count == largest => access.version <= largest,
-        _ => program.actions().iter().any(|action| action.writes.contains(&access)),
+        _ => program.actions().iter().any(|action| program.writes(action).contains(&access)),
     };
     for (id, action) in program.actions().enumerate() {
-        for read in &action.reads {
+        for read in program.reads(action) {
             let buffer = &program.buffers()[read.buffer];
             let exists = if read.version == 0 {
                 matches!(buffer.lifetime, Lifetime::Resident | Lifetime::Arrives)

@@ -2,17 +2,19 @@
 
 mod build;
 mod check;
+mod content;
 mod precedence;
 mod usage;
 
 pub use build::ProgramBuilder;
+pub use content::Content;
 pub use precedence::Precedence;
 
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, IdVec, IdleCause, LaneId, LaneRole, LayerId,
-    LayerRange, LinkId, MemoryId, MicrobatchId, Seconds, SimTime, StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, IdVec, IdleCause, LaneId, LaneRole, LayerRange,
+    LinkId, MemoryId, Seconds, SimTime, StageId, Subject,
 };
-use std::{fmt, num::NonZeroU32, sync::Arc};
+use std::{num::NonZeroU32, sync::Arc};
 
 /// A device that computes, or a drive that reads and writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,116 +54,6 @@ pub struct Stage {
     pub layers: LayerRange,
     /// The layers whose activations are recomputed for the backward: the first ones of the stage.
     pub recomputed: Option<LayerRange>,
-}
-
-/// The meaning of a buffer's data. Together with the memory it names a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Content {
-    /// Parameters of layers.
-    Parameters(LayerRange),
-    /// Parameters of layers as an optimizer step on a host leaves them: of adapted layers the adapters
-    /// alone, since the host has no base.
-    Updated(LayerRange),
-    /// Accumulated gradients of parameters.
-    Gradients(LayerRange),
-    /// Master copies and moments.
-    OptimizerState(LayerRange),
-    /// The sum of the squares of accumulated gradients: one number, which counts as no bytes.
-    Norm(LayerRange),
-    /// A copy of tied parameters for the layer that borrows them, such as an embedding's table at
-    /// the head.
-    Shared(LayerId),
-    /// Accumulated gradients of tied parameters from the use of the layer that borrows them.
-    SharedGradients(LayerId),
-    /// Keys and values of the tokens so far, for all microbatches. Each forward reads and extends
-    /// those of its microbatch.
-    Cache(LayerRange),
-    /// The output of a layer on a microbatch.
-    Activation(LayerId, MicrobatchId),
-    /// The gradient of that output.
-    Gradient(LayerId, MicrobatchId),
-    /// Activations that the forward of layers saves for their backward.
-    Saved(LayerRange, MicrobatchId),
-    /// Activations that are recomputed before the backward.
-    Recomputed(LayerRange, MicrobatchId),
-    /// Activations that are reloaded from the host before the backward.
-    Reloaded(LayerRange, MicrobatchId),
-    /// The output of a layer on a microbatch, saved as the start of the backward of the layers
-    /// after it.
-    Checkpoint(LayerId, MicrobatchId),
-    /// The state before a speculative optimizer step.
-    UndoLog(LayerRange),
-    /// The workspace of an action.
-    Workspace(StageId, MicrobatchId),
-}
-
-impl Content {
-    /// The part of a memory that the content belongs to, as reports name it.
-    pub const fn part(&self) -> &'static str {
-        match self {
-            Self::Parameters(_) | Self::Updated(_) | Self::Shared(_) => "weights",
-            Self::Gradients(_) | Self::SharedGradients(_) => "gradients",
-            Self::OptimizerState(_) => "optimizer-state",
-            Self::Saved(..) | Self::Recomputed(..) | Self::Reloaded(..) | Self::Checkpoint(..) => "activations",
-            Self::Cache(_) => "cache",
-            Self::Norm(_) | Self::Activation(..) | Self::Gradient(..) | Self::UndoLog(_) | Self::Workspace(..) => {
-                "buffers"
-            }
-        }
-    }
-
-    /// The name of the content without its microbatch, for reports: "saved activations of layers
-    /// 0..3".
-    pub fn group(&self) -> String {
-        match self {
-            Self::Parameters(layers) | Self::Updated(layers) => format!("parameters of {}", layers.in_words()),
-            Self::Gradients(layers) => format!("gradients of {}", layers.in_words()),
-            Self::OptimizerState(layers) => format!("optimizer state of {}", layers.in_words()),
-            Self::Norm(layers) => format!("norm of the gradients of {}", layers.in_words()),
-            Self::Shared(user) => format!("parameters that {user} shares"),
-            Self::SharedGradients(user) => format!("gradients of parameters that {user} shares"),
-            Self::Cache(layers) => format!("keys and values of {}", layers.in_words()),
-            Self::Activation(layer, _) => format!("activations after {layer}"),
-            Self::Gradient(layer, _) => format!("activation gradients after {layer}"),
-            Self::Saved(layers, _) => format!("saved activations of {}", layers.in_words()),
-            Self::Recomputed(layers, _) => format!("recomputed activations of {}", layers.in_words()),
-            Self::Reloaded(layers, _) => format!("reloaded activations of {}", layers.in_words()),
-            Self::Checkpoint(layer, _) => format!("checkpoints after {layer}"),
-            Self::UndoLog(layers) => format!("undo log of {}", layers.in_words()),
-            Self::Workspace(stage, _) => format!("workspace of {stage}"),
-        }
-    }
-
-    /// The microbatch, if the content belongs to one.
-    pub const fn microbatch(&self) -> Option<MicrobatchId> {
-        match self {
-            Self::Parameters(_)
-            | Self::Updated(_)
-            | Self::Gradients(_)
-            | Self::OptimizerState(_)
-            | Self::Norm(_)
-            | Self::Shared(_)
-            | Self::SharedGradients(_)
-            | Self::UndoLog(_)
-            | Self::Cache(_) => None,
-            Self::Activation(_, microbatch)
-            | Self::Gradient(_, microbatch)
-            | Self::Saved(_, microbatch)
-            | Self::Recomputed(_, microbatch)
-            | Self::Reloaded(_, microbatch)
-            | Self::Checkpoint(_, microbatch)
-            | Self::Workspace(_, microbatch) => Some(*microbatch),
-        }
-    }
-}
-
-impl fmt::Display for Content {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.microbatch() {
-            Some(microbatch) => write!(f, "{}, {microbatch}", self.group()),
-            None => f.write_str(&self.group()),
-        }
-    }
 }
 
 /// The time for which a buffer is held.
@@ -272,9 +164,9 @@ pub enum Outcome {
     Fail,
 }
 
-/// An operation on a lane. It ends when its work and all its flows have ended.
+/// An action to be added to a program.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Action {
+pub struct NewAction {
     /// The lane of its queue.
     pub lane: LaneId,
     /// Its kind.
@@ -291,6 +183,29 @@ pub struct Action {
     pub flows: Vec<Flow>,
     /// The condition under which it runs; `None` for always.
     pub guard: Option<Guard>,
+}
+
+/// An operation on a lane. It ends when its work and all its flows have ended.
+///
+/// Its accesses and flows are in arrays of the program ([`Program::reads`], [`Program::writes`],
+/// [`Program::flows`]), because there are programs of millions of actions.
+#[derive(Clone, Debug)]
+pub struct Action {
+    /// The lane of its queue.
+    pub lane: LaneId,
+    /// Its kind.
+    pub kind: ActionKind,
+    /// Its stage, layers and microbatch.
+    pub subject: Subject,
+    /// Its time without contention, apart from flows.
+    pub work: SimTime,
+    /// The condition under which it runs; `None` for always.
+    pub guard: Option<Guard>,
+    /// The start of its reads and of its writes, and the end of its writes, in the accesses of the
+    /// program.
+    accesses: [u32; 3],
+    /// The start and end of its flows in those of the program.
+    flows: [u32; 2],
 }
 
 /// The event of the earlier action that lets the later one start.
@@ -381,6 +296,8 @@ pub struct Program {
     buffers: IdVec<BufferId, Buffer>,
     lanes: IdVec<LaneId, Lane>,
     actions: IdVec<ActionId, Action>,
+    accesses: Vec<Access>,
+    flows: Vec<Flow>,
     precedences: Vec<Precedence>,
     /// The start of each action's precedences, and the end of the last one's.
     leaving: Vec<u32>,
@@ -427,6 +344,26 @@ impl Program {
         &self.actions
     }
 
+    /// The versions of buffers that `action` reads.
+    pub fn reads(&self, action: &Action) -> &[Access] {
+        &self.accesses[action.accesses[0] as usize..action.accesses[1] as usize]
+    }
+
+    /// The versions of buffers that `action` writes.
+    pub fn writes(&self, action: &Action) -> &[Access] {
+        &self.accesses[action.accesses[1] as usize..action.accesses[2] as usize]
+    }
+
+    /// The versions of buffers that `action` reads and writes.
+    pub fn accesses(&self, action: &Action) -> &[Access] {
+        &self.accesses[action.accesses[0] as usize..action.accesses[2] as usize]
+    }
+
+    /// The bytes that `action` moves.
+    pub fn flows(&self, action: &Action) -> &[Flow] {
+        &self.flows[action.flows[0] as usize..action.flows[1] as usize]
+    }
+
     /// The precedences from data and edges, sorted by the earlier action. The order within lanes is
     /// not among them.
     pub fn precedences(&self) -> &[Precedence] {
@@ -450,7 +387,7 @@ impl Program {
     /// The time of `action` without contention: the longer of its work and its slowest flow.
     pub fn alone(&self, action: ActionId) -> SimTime {
         let action = &self.actions[action];
-        action.flows.iter().map(|flow| self.flow_alone(flow)).fold(action.work, SimTime::max)
+        self.flows(action).iter().map(|flow| self.flow_alone(flow)).fold(action.work, SimTime::max)
     }
 
     fn flow_alone(&self, flow: &Flow) -> SimTime {

@@ -1,6 +1,6 @@
 //! Precedences, derived from the reads and writes of actions and from edges.
 
-use super::{Access, Action, Anchor, Buffer, Edge, Lifetime};
+use super::{Access, Action, Anchor, Edge, Lifetime, Program};
 use spipe_base::{ActionId, ActionKind, BufferId, IdVec, IdleCause, Payload, SimTime};
 
 /// A precedence: `to` starts only after `from` of the same iteration (distance 0) or of the one
@@ -58,13 +58,14 @@ struct Uses {
 }
 
 impl Uses {
-    fn of(actions: &IdVec<ActionId, Action>, buffers: usize) -> Self {
+    fn of(program: &Program) -> Self {
+        let buffers = program.buffers.len();
         let accesses = || {
-            actions.enumerate().flat_map(|(id, action)| {
+            program.actions.enumerate().flat_map(move |(id, action)| {
                 let access =
                     move |access: &Access, reads| (access.buffer, Use { version: access.version, reads, action: id });
-                let reads = action.reads.iter().map(move |it| access(it, true));
-                reads.chain(action.writes.iter().map(move |it| access(it, false)))
+                let reads = program.reads(action).iter().map(move |it| access(it, true));
+                reads.chain(program.writes(action).iter().map(move |it| access(it, false)))
             })
         };
         // A counting sort, because there are many buffers with few uses each.
@@ -102,54 +103,60 @@ fn of_version(uses: &[Use], version: u32) -> &[Use] {
 }
 
 /// All precedences, sorted and without duplicates.
-pub(super) fn derive(
-    actions: &IdVec<ActionId, Action>,
-    buffers: &IdVec<BufferId, Buffer>,
-    edges: &[Edge],
-) -> Vec<Precedence> {
-    let uses = Uses::of(actions, buffers.len());
-    let mut all: Vec<Precedence> = edges.iter().map(explicit).collect();
-    for action in actions.iter().enumerate().filter_map(|(id, action)| action.guard.map(|guard| (id, guard))) {
-        all.push(data(actions, action.1.check, ActionId::from(action.0), 0));
+pub(super) fn derive(program: &Program, edges: &[Edge]) -> Vec<Precedence> {
+    let actions = &program.actions;
+    let uses = Uses::of(program);
+    // A counting sort by the earlier action, because each action has few. All are derived twice, once
+    // to be counted and once to be placed, so that they are in memory once.
+    let mut from = vec![0u32; actions.len() + 1];
+    let mut some = None;
+    each(program, (edges, &uses), &mut |precedence| {
+        from[precedence.from.index() + 1] += 1;
+        some = Some(precedence);
+    });
+    for index in 0..actions.len() {
+        from[index + 1] += from[index];
     }
-    for (id, buffer) in buffers.enumerate() {
-        let mine = uses.buffer(id);
-        within(actions, mine, &mut all);
-        match buffer.lifetime {
-            Lifetime::Resident => across(actions, mine, mine, &mut all),
-            Lifetime::Leaves { into } => across(actions, mine, uses.buffer(into), &mut all),
-            Lifetime::Transient | Lifetime::Arrives => {}
-        }
+    let Some(some) = some else { return Vec::new() };
+    let mut all = vec![some; from[actions.len()] as usize];
+    let mut next = from.clone();
+    each(program, (edges, &uses), &mut |precedence| {
+        let place = &mut next[precedence.from.index()];
+        all[*place as usize] = precedence;
+        *place += 1;
+    });
+    for pair in from.windows(2) {
+        all[pair[0] as usize..pair[1] as usize].sort_unstable();
     }
-    all.retain(|precedence| precedence.from != precedence.to || precedence.distance > 0);
-    let mut all = by_first(&all, actions.len());
     all.dedup_by_key(|precedence| {
         (precedence.from, precedence.to, precedence.distance, precedence.anchor, precedence.lag)
     });
     all
 }
 
-/// `all`, sorted: a counting sort by the earlier action first, because each action has few.
-fn by_first(all: &[Precedence], actions: usize) -> Vec<Precedence> {
-    let Some(first) = all.first() else { return Vec::new() };
-    let mut from = vec![0u32; actions + 1];
-    for precedence in all {
-        from[precedence.from.index() + 1] += 1;
+/// Calls `add` with every precedence, some of them more than once.
+fn each(program: &Program, (edges, uses): (&[Edge], &Uses), add: &mut impl FnMut(Precedence)) {
+    let actions = &program.actions;
+    let mut add = |precedence: Precedence| {
+        if precedence.from != precedence.to || precedence.distance > 0 {
+            add(precedence);
+        }
+    };
+    edges.iter().map(explicit).for_each(&mut add);
+    for (id, action) in actions.enumerate() {
+        if let Some(guard) = action.guard {
+            add(data(actions, guard.check, id, 0));
+        }
     }
-    for index in 0..actions {
-        from[index + 1] += from[index];
+    for (id, buffer) in program.buffers.enumerate() {
+        let mine = uses.buffer(id);
+        within(actions, mine, &mut add);
+        match buffer.lifetime {
+            Lifetime::Resident => across(actions, mine, mine, &mut add),
+            Lifetime::Leaves { into } => across(actions, mine, uses.buffer(into), &mut add),
+            Lifetime::Transient | Lifetime::Arrives => {}
+        }
     }
-    let mut sorted = vec![*first; all.len()];
-    let mut next = from.clone();
-    for precedence in all {
-        let place = &mut next[precedence.from.index()];
-        sorted[*place as usize] = *precedence;
-        *place += 1;
-    }
-    for pair in from.windows(2) {
-        sorted[pair[0] as usize..pair[1] as usize].sort_unstable();
-    }
-    sorted
 }
 
 const fn explicit(edge: &Edge) -> Precedence {
@@ -171,16 +178,16 @@ fn data(actions: &IdVec<ActionId, Action>, from: ActionId, to: ActionId, distanc
 
 /// Adds the precedences within an iteration: readers wait for the writer of their version, and the
 /// writer of a version waits for the users of the version before.
-fn within(actions: &IdVec<ActionId, Action>, uses: &[Use], all: &mut Vec<Precedence>) {
+fn within(actions: &IdVec<ActionId, Action>, uses: &[Use], add: &mut impl FnMut(Precedence)) {
     let mut before: &[Use] = &[];
     for now in uses.chunk_by(|one, next| one.version == next.version) {
         if let [writer, readers @ ..] = now
             && !writer.reads
         {
-            all.extend(readers.iter().map(|reader| data(actions, writer.action, reader.action, 0)));
+            readers.iter().for_each(|reader| add(data(actions, writer.action, reader.action, 0)));
             let follows = before.first().is_some_and(|before| before.version + 1 == writer.version);
             let users = before.iter().filter(|_| follows);
-            all.extend(users.map(|user| data(actions, user.action, writer.action, 0)));
+            users.for_each(|user| add(data(actions, user.action, writer.action, 0)));
         }
         before = now;
     }
@@ -188,14 +195,16 @@ fn within(actions: &IdVec<ActionId, Action>, uses: &[Use], all: &mut Vec<Precede
 
 /// Adds the precedences across iterations: the last version of `mine` is version 0 of `next` in the
 /// next iteration.
-fn across(actions: &IdVec<ActionId, Action>, mine: &[Use], next: &[Use], all: &mut Vec<Precedence>) {
+fn across(actions: &IdVec<ActionId, Action>, mine: &[Use], next: &[Use], add: &mut impl FnMut(Precedence)) {
     let (Some(last), false) = (mine.last(), next.is_empty()) else { return };
     let last = of_version(mine, last.version);
     let writer = last.first().filter(|this| !this.reads);
     for reader in of_version(next, 0).iter().filter(|this| this.reads) {
-        all.extend(writer.map(|writer| data(actions, writer.action, reader.action, 1)));
+        if let Some(writer) = writer {
+            add(data(actions, writer.action, reader.action, 1));
+        }
     }
     if let Some(first_writer) = of_version(next, 1).first().filter(|this| !this.reads) {
-        all.extend(last.iter().map(|user| data(actions, user.action, first_writer.action, 1)));
+        last.iter().for_each(|user| add(data(actions, user.action, first_writer.action, 1)));
     }
 }

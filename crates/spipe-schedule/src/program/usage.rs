@@ -15,7 +15,7 @@ impl Program {
             write.version == 1
                 && matches!(self.buffers[write.buffer].lifetime, Lifetime::Transient | Lifetime::Leaves { .. })
         };
-        action.writes.iter().filter(opens).map(|write| write.buffer)
+        self.writes(action).iter().filter(opens).map(|write| write.buffer)
     }
 
     /// By buffer, the number of actions of an iteration that use it. Zero for resident buffers,
@@ -23,10 +23,21 @@ impl Program {
     pub fn users(&self) -> IdVec<BufferId, u32> {
         let mut users: IdVec<BufferId, u32> = self.buffers.iter().map(|_| 0).collect();
         for action in &self.actions {
-            action
-                .each_buffer(|buffer| users[buffer] += u32::from(self.buffers[buffer].lifetime != Lifetime::Resident));
+            let counts = |buffer| self.buffers[buffer].lifetime != Lifetime::Resident;
+            self.each_buffer(action, |buffer| users[buffer] += u32::from(counts(buffer)));
         }
         users
+    }
+
+    /// Calls `each` with every buffer that `action` reads or writes, without repetition.
+    pub fn each_buffer(&self, action: &Action, mut each: impl FnMut(BufferId)) {
+        // A plain loop: the simulator asks at the end of every action.
+        let all = self.accesses(action);
+        for (index, access) in all.iter().enumerate() {
+            if !all[..index].iter().any(|before| before.buffer == access.buffer) {
+                each(access.buffer);
+            }
+        }
     }
 
     /// By memory, the bytes that are held before the first action: resident buffers, and those that
@@ -47,24 +58,6 @@ impl Program {
             Lifetime::Resident => (buffer, 0),
             Lifetime::Leaves { into } => (into, iteration + 1),
             Lifetime::Transient | Lifetime::Arrives => (buffer, iteration),
-        }
-    }
-}
-
-impl Action {
-    /// Calls `each` with every buffer that the action reads or writes, without repetition.
-    pub fn each_buffer(&self, mut each: impl FnMut(BufferId)) {
-        // Plain loops: the simulator asks at the end of every action.
-        let among = |list: &[Access], buffer: BufferId| list.iter().any(|access| access.buffer == buffer);
-        for (index, read) in self.reads.iter().enumerate() {
-            if !among(&self.reads[..index], read.buffer) {
-                each(read.buffer);
-            }
-        }
-        for (index, write) in self.writes.iter().enumerate() {
-            if !among(&self.reads, write.buffer) && !among(&self.writes[..index], write.buffer) {
-                each(write.buffer);
-            }
         }
     }
 }

@@ -117,7 +117,7 @@ fn link_bytes(program: &Program) -> BTreeMap<String, Bytes> {
     let mut all = BTreeMap::new();
     let runs = |guard: Option<spipe_schedule::Guard>| guard.is_none_or(|guard| guard.outcome == Outcome::Pass);
     for action in program.actions().iter().filter(|action| runs(action.guard)) {
-        for flow in &action.flows {
+        for flow in program.flows(action) {
             for link in flow.route.iter() {
                 *all.entry(program.channels()[*link].name.clone()).or_insert(Bytes::ZERO) += flow.bytes;
             }

@@ -12,11 +12,12 @@ use crate::{
     report::picture,
     tables::{table, width},
 };
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use spipe_base::{LaneRole, SimTime, readable::percent};
-use spipe_schedule::{Program, StageTimes};
+use spipe_schedule::{Order, Program, StageTimes, Word};
 use spipe_sim::{Iterations, Options, simulate};
 use spipe_trace::{Span, Trace};
+use std::cell::Cell;
 
 /// Builds the order, simulates one iteration, and prints its figures and a picture.
 pub fn run(what: &args::Schedule, given: &Given, format: Format) -> Result<(), Failure> {
@@ -24,33 +25,80 @@ pub fn run(what: &args::Schedule, given: &Given, format: Format) -> Result<(), F
     if let Some(chosen) = rounds::chosen(what) {
         let (program, steady) = chosen?;
         let order = rounds::order(&program);
-        return show(what, format, &program, (order, steady));
+        return show(what, format, &program, (Words::Listed(order), steady));
     }
     let times = times::Times::given(what)?;
     let chosen = orders::chosen(what, &times)?;
     let program = chosen.program(&what.system, &times)?;
-    let order = chosen.order().words();
-    show(what, format, &program, (order, None))
+    show(what, format, &program, (Words::Of(chosen.order()), None))
 }
 
 fn show(
     what: &args::Schedule,
     format: Format,
     program: &Program,
-    (order, steady): (Vec<Vec<String>>, Option<f64>),
+    (order, steady): (Words<'_>, Option<f64>),
 ) -> Result<(), Failure> {
     let options = Options { iterations: Iterations::One, ..Options::default() };
-    let trace = simulate(program, &options).trace;
+    let mut trace = simulate(program, &options).trace;
     if let Some(path) = &what.output {
         picture::write(path, &trace)?;
     }
     let data = Data { steady_unit_ms: steady, ..Data::of(order, program, &trace) };
-    output::report(format, &human(&data, &trace), &data)
+    match format {
+        // Memories of bare schedules count activations, not bytes, so they are left out of the picture.
+        Format::Human => {
+            trace.memories = Vec::new();
+            output::print(&human(&data, &trace))
+        }
+        Format::Json => output::print_json(&data),
+    }
+}
+
+/// The order of each device. Those of large schedules are not made into text before they are printed.
+enum Words<'a> {
+    Listed(Vec<Vec<String>>),
+    Of(&'a Order),
+}
+
+impl Serialize for Words<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Listed(words) => words.serialize(serializer),
+            Self::Of(order) => serializer.collect_seq(order.words().map(|words| Row(Cell::new(Some(words))))),
+        }
+    }
+}
+
+/// The words of one device.
+struct Row<I>(Cell<Option<I>>);
+
+impl<I: Iterator<Item = Word>> Serialize for Row<I> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.0.take().into_iter().flatten().map(AsText))
+    }
+}
+
+struct AsText(Word);
+
+impl Serialize for AsText {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+impl std::fmt::Display for Words<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Listed(words) => words.iter().try_for_each(|words| writeln!(f, "{}", words.join(","))),
+            Self::Of(order) => order.fmt(f),
+        }
+    }
 }
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data {
+struct Data<'a> {
     format_version: u32,
     span_ms: f64,
     makespan_ms: f64,
@@ -61,11 +109,11 @@ struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     steady_unit_ms: Option<f64>,
     actions: usize,
-    order: Vec<Vec<String>>,
+    order: Words<'a>,
 }
 
-impl Data {
-    fn of(order: Vec<Vec<String>>, program: &Program, trace: &Trace) -> Self {
+impl<'a> Data<'a> {
+    fn of(order: Words<'a>, program: &Program, trace: &Trace) -> Self {
         // Spans are sorted by lane.
         let by_device = || {
             let of_one_lane = trace.spans.chunk_by(|left, right| left.lane == right.lane);
@@ -102,7 +150,7 @@ fn peaks(program: &Program, trace: &Trace) -> Vec<f64> {
     program.devices().iter().map(peak).collect()
 }
 
-fn human(data: &Data, trace: &Trace) -> String {
+fn human(data: &Data<'_>, trace: &Trace) -> String {
     let mut figures = table(&["span", "makespan", "work", "bubble", "span bubble", "actions"], &[0, 1, 2, 3, 4, 5]);
     figures.add_row(vec![
         format!("{:.3} ms", data.span_ms),
@@ -114,16 +162,8 @@ fn human(data: &Data, trace: &Trace) -> String {
     ]);
     let steady = data.steady_unit_ms.map(|time| format!("\n\nSteady time per unit: {time:.3} ms")).unwrap_or_default();
     let peaks: Vec<String> = data.peak_activation_units.iter().map(ToString::to_string).collect();
-    // Memories of bare schedules count activations, not bytes, so they are left out of the picture.
-    let lanes = Trace { memories: Vec::new(), ..trace.clone() };
-    let picture = spipe_timeline::text(
-        &spipe_timeline::Picture { trace: &lanes, second: None, title: None },
-        usize::from(width()),
-    );
-    let orders: Vec<String> = data.order.iter().map(|tokens| tokens.join(",")).collect();
-    format!(
-        "{figures}{steady}\n\nPeak activations per device: {}\n\n{picture}\nOrder:\n{}\n",
-        peaks.join(", "),
-        orders.join("\n")
-    )
+    let picture =
+        spipe_timeline::text(&spipe_timeline::Picture { trace, second: None, title: None }, usize::from(width()));
+    let peaks = peaks.join(", ");
+    format!("{figures}{steady}\n\nPeak activations per device: {peaks}\n\n{picture}\nOrder:\n{}", data.order)
 }

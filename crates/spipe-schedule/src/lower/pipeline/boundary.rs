@@ -3,10 +3,10 @@
 
 use super::{Done, Lowering};
 use crate::lower::flows::route;
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
+use crate::{Access, Anchor, Content, Edge, Flow, Lifetime, NewAction};
 use spipe_base::{
-    ActionId, ActionKind, BufferId, DeviceId, IdleCause, LaneId, LaneRole, LayerId, MicrobatchId, Payload, SimTime,
-    StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneId, LaneRole, LayerId, MemoryId, MicrobatchId,
+    Payload, SimTime, StageId, Subject,
 };
 
 /// An input of a stage, or a gradient of its output.
@@ -43,7 +43,7 @@ impl Lowering<'_> {
             self.copy(stage, microbatch, output, forward)
         };
         let arrivals = if forward { &mut self.activations } else { &mut self.gradients };
-        arrivals.insert((neighbour, microbatch), crossing);
+        arrivals[(neighbour, microbatch)] = Some(crossing);
     }
 
     fn copy(&mut self, stage: StageId, microbatch: MicrobatchId, output: BufferId, forward: bool) -> Crossing {
@@ -55,11 +55,11 @@ impl Lowering<'_> {
             let content = Content::Gradient(to.stage.layers.last(), microbatch);
             (content, Payload::Gradient, to.output, from.input.min(to.output))
         };
-        let flow = route(self.context, from.memory, to.memory, wire).map_err(|fault| self.faults.push(fault));
         let (sender, receiver, memory) = (from.stage.device, to.stage.device, to.memory);
+        let flow = self.flow((from.memory, memory), wire);
         let lane = self.copy_lane(sender, receiver);
         let here = self.builder.buffer(content, memory, bytes, Lifetime::Transient);
-        let copy = self.builder.action(Action {
+        let copy = self.builder.action(NewAction {
             lane,
             kind: ActionKind::Copy(payload),
             subject: Subject::work(stage, microbatch),
@@ -72,6 +72,23 @@ impl Lowering<'_> {
         let done = if forward { &mut self.forwards } else { &mut self.backwards };
         done[stage.index()].copied_out.push(copy);
         Crossing { here, copy: Some(copy) }
+    }
+
+    /// The flow of `bytes` between two memories; `None`, and a fault, where no route joins them.
+    fn flow(&mut self, (from, to): (MemoryId, MemoryId), bytes: Bytes) -> Option<Flow> {
+        if let Some(known) = self.routes.get(&(from, to)) {
+            return Some(Flow { bytes, ..known.clone() });
+        }
+        match route(self.context, from, to, bytes) {
+            Ok(flow) => {
+                self.routes.insert((from, to), flow.clone());
+                Some(flow)
+            }
+            Err(fault) => {
+                self.faults.push(fault);
+                None
+            }
+        }
     }
 
     /// The lane of copies from one device's memory to another's. Gradients and parameters of

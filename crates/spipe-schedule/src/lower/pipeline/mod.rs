@@ -10,13 +10,15 @@ mod tied;
 
 use super::{drives::DriveStates, flows::dram_flow, machine::machine, steps::update_all};
 use crate::{
-    Access, Action, Content, Lifetime, Order, Pass, Program, ProgramBuilder, Token,
-    order::{order_of, slots_of},
+    Access, Content, Flow, Lifetime, NewAction, Order, Pass, Program, ProgramBuilder, Token,
+    order::{Grid, order_of, slots_of},
     work::Work,
 };
 use boundary::Crossing;
 use offload::Offloads;
-use spipe_base::{ActionId, ActionKind, Bytes, DeviceId, Faults, IdVec, MicrobatchId, SimTime, StageId, Subject};
+use spipe_base::{
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdVec, MemoryId, MicrobatchId, SimTime, StageId, Subject,
+};
 use spipe_plan::{Context, Placement, System};
 use station::Station;
 use std::collections::BTreeMap;
@@ -26,7 +28,7 @@ use tied::Borrowed;
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let order = order_of(context, placement)?;
     let mut builder = machine(context, placement);
-    Lowering::new(context, placement, slots_of(&order), &mut builder).run(&order)?;
+    Lowering::new(context, placement, &order, &mut builder).run(&order)?;
     builder.build()
 }
 
@@ -40,13 +42,15 @@ struct Lowering<'a> {
     slots: usize,
     stations: IdVec<StageId, Station>,
     /// The inputs of stages.
-    activations: BTreeMap<Key, Crossing>,
+    activations: Grid<Option<Crossing>>,
     /// The gradients of outputs of stages.
-    gradients: BTreeMap<Key, Crossing>,
+    gradients: Grid<Option<Crossing>>,
     /// The saved activations for a backward: those on the device, and those reloaded.
-    saved: BTreeMap<Key, Vec<Access>>,
+    saved: Grid<[Option<BufferId>; 2]>,
     /// The recomputed activations for a backward.
-    recomputed: BTreeMap<Key, Access>,
+    recomputed: Grid<Option<BufferId>>,
+    /// The flows of copies between memories so far, each with the bytes of its first copy.
+    routes: BTreeMap<(MemoryId, MemoryId), Flow>,
     /// By stage, the forwards so far and their copies.
     forwards: Vec<Done>,
     /// By stage, the backwards so far and their copies.
@@ -81,19 +85,21 @@ struct Done {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(context: &'a Context<'a>, placement: &Placement, slots: usize, builder: &'a mut ProgramBuilder) -> Self {
+    fn new(context: &'a Context<'a>, placement: &Placement, order: &Order, builder: &'a mut ProgramBuilder) -> Self {
         let stations: IdVec<StageId, Station> =
             placement.stages.ids().map(|id| Station::new(context, placement, id, builder)).collect();
         let count = stations.len();
+        let shape = [count, order.microbatches()];
         let mut this = Self {
             context,
             builder,
-            slots,
+            slots: slots_of(order),
             stations,
-            activations: BTreeMap::new(),
-            gradients: BTreeMap::new(),
-            saved: BTreeMap::new(),
-            recomputed: BTreeMap::new(),
+            activations: Grid::new(shape, None),
+            gradients: Grid::new(shape, None),
+            saved: Grid::new(shape, [None; 2]),
+            recomputed: Grid::new(shape, None),
+            routes: BTreeMap::new(),
             forwards: vec![Done::default(); count],
             backwards: vec![Done::default(); count],
             accumulated: vec![0; count],
@@ -142,8 +148,8 @@ impl<'a> Lowering<'a> {
         let key = (token.stage, token.microbatch);
         let last = token.stage.index() + 1 == self.stations.len();
         match token.pass {
-            Pass::Forward => token.stage.index() == 0 || self.activations.contains_key(&key),
-            _ => last || self.gradients.contains_key(&key),
+            Pass::Forward => token.stage.index() == 0 || self.activations[key].is_some(),
+            _ => last || self.gradients[key].is_some(),
         }
     }
 
@@ -153,7 +159,7 @@ impl<'a> Lowering<'a> {
         let mut reads = vec![Access::new(here.parameters, 0)];
         reads.extend(self.tied_parameters(stage));
         reads.extend(here.cache.map(|cache| Access::new(cache, 0)));
-        let arrived = self.activations.get(&(stage, microbatch)).copied();
+        let arrived = self.activations[(stage, microbatch)];
         reads.extend(arrived.map(|crossing| Access::new(crossing.here, 1)));
         let mut writes = vec![self.workspace(stage, microbatch)];
         let mut leaves = None;
@@ -165,7 +171,7 @@ impl<'a> Lowering<'a> {
             let mut buffer = |bytes| self.builder.buffer(content, here.memory, bytes, Lifetime::Transient);
             let kept = Some(kept).filter(|kept| *kept > Bytes::ZERO || offloaded == Bytes::ZERO).map(&mut buffer);
             leaves = Some(offloaded).filter(|bytes| *bytes > Bytes::ZERO).map(buffer);
-            self.saved.insert((stage, microbatch), kept.map(|kept| Access::new(kept, 1)).into_iter().collect());
+            self.saved[(stage, microbatch)][0] = kept;
             writes.extend(kept.into_iter().chain(leaves).map(|buffer| Access::new(buffer, 1)));
         }
         let output = self.out(stage, microbatch, true);
@@ -186,14 +192,14 @@ impl<'a> Lowering<'a> {
         let key = (stage, microbatch);
         let back = if pass == Pass::BackwardWeight { None } else { self.reload(stage, microbatch) };
         if let Some((again, _)) = back {
-            self.saved.entry(key).or_default().push(again);
+            self.saved[key][1] = Some(again.buffer);
         }
         if pass != Pass::BackwardWeight {
             self.recompute(stage, microbatch);
         }
         let Some(gradients) = self.stations[stage].gradients else { return };
         let mut reads = self.needed_for_backward(key);
-        let arrived = self.gradients.get(&key).copied();
+        let arrived = self.gradients[key];
         reads.extend(arrived.map(|crossing| Access::new(crossing.here, 1)));
         let mut writes = vec![self.workspace(stage, microbatch)];
         let leaves = if pass == Pass::BackwardInput { None } else { self.leaving_gradients(stage) };
@@ -238,9 +244,9 @@ impl<'a> Lowering<'a> {
     fn needed_for_backward(&self, key: Key) -> Vec<Access> {
         let mut reads = vec![Access::new(self.stations[key.0].parameters, 0)];
         reads.extend(self.tied_parameters(key.0));
-        reads.extend(self.saved.get(&key).into_iter().flatten());
-        reads.extend(self.activations.get(&key).map(|crossing| Access::new(crossing.here, 1)));
-        reads.extend(self.recomputed.get(&key));
+        let saved = self.saved[key].into_iter().flatten();
+        let input = self.activations[key].map(|crossing| crossing.here);
+        reads.extend(saved.chain(input).chain(self.recomputed[key]).map(|buffer| Access::new(buffer, 1)));
         reads
     }
 
@@ -255,7 +261,7 @@ impl<'a> Lowering<'a> {
         let buffer = self.builder.buffer(content, memory, bytes, Lifetime::Transient);
         let writes = vec![self.workspace(stage, microbatch), Access::new(buffer, 1)];
         self.compute(ActionKind::Recompute, Subject::work(stage, microbatch), work, (reads, writes));
-        self.recomputed.insert(key, Access::new(buffer, 1));
+        self.recomputed[key] = Some(buffer);
     }
 
     fn workspace(&mut self, stage: StageId, microbatch: MicrobatchId) -> Access {
@@ -275,7 +281,7 @@ impl<'a> Lowering<'a> {
         let here = &self.stations[stage];
         let flows = dram_flow(self.context, here.stage.device, time, traffic);
         let lane = here.lane;
-        let action = self.builder.action(Action {
+        let action = self.builder.action(NewAction {
             lane,
             kind,
             subject,

@@ -8,7 +8,7 @@
 
 use super::Lowering;
 use crate::lower::flows::route;
-use crate::{Access, Action, Anchor, Content, Edge, Flow, Lifetime};
+use crate::{Access, Anchor, Content, Edge, Flow, Lifetime, NewAction};
 use spipe_base::{
     ActionId, ActionKind, BufferId, DeviceId, IdleCause, LaneRole, LinkId, MemoryId, MicrobatchId, Payload, SimTime,
     StageId, Subject,
@@ -93,7 +93,7 @@ impl Lowering<'_> {
         let flows = flow.iter().filter(|_| self.offloads.staggered);
         let links: Vec<LinkId> = flows.flat_map(|flow| flow.route.iter().copied()).collect();
         let lane = self.builder.lane(device, "offload", LaneRole::Channel);
-        let copy = self.builder.action(Action {
+        let copy = self.builder.action(NewAction {
             lane,
             kind: ActionKind::Copy(payload),
             subject: Subject::work(stage, microbatch),
@@ -135,7 +135,7 @@ impl Lowering<'_> {
             let links = flow.route.iter().map(|link| bandwidth(*link));
             links.fold(flow.rate_cap.map_or(f64::INFINITY, |cap| cap.get()), f64::min)
         };
-        self.builder.get(copy).flows.iter().all(|flow| rate(flow) >= NEARLY * bandwidth(link))
+        self.builder.flows_of(copy).iter().all(|flow| rate(flow) >= NEARLY * bandwidth(link))
     }
 
     /// Lets a reload wait for an earlier backward on the same device, so that reloaded activations

@@ -5,7 +5,7 @@ use super::{Done, Lowering, gradients::on_host};
 use crate::lower::drives::{DriveState, Read};
 use crate::lower::flows::{copying, lifetime_of_updated, read_for_norm};
 use crate::lower::steps::{Gradients, Phase, Update, Updates, add_step};
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime, ProgramBuilder};
+use crate::{Access, Anchor, Content, Edge, Lifetime, NewAction, ProgramBuilder};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime, StageId,
     Subject,
@@ -202,7 +202,7 @@ impl Lowering<'_> {
         let flow =
             copying(self.context, (from, to, bytes), (&reads, &[write])).map_err(|fault| self.faults.push(fault));
         let lane = self.builder.lane(device, role.name(), role);
-        self.builder.action(Action {
+        self.builder.action(NewAction {
             lane,
             kind,
             subject,

@@ -12,7 +12,7 @@
 
 use super::Lowering;
 use crate::lower::flows::{dram_flow, route};
-use crate::{Access, Action, Content, Lifetime};
+use crate::{Access, Content, Lifetime, NewAction};
 use spipe_base::{ActionKind, BufferId, Bytes, DeviceId, LayerRange, MemoryId, Payload, SimTime, StageId, Subject};
 use spipe_model::Tie;
 use spipe_plan::Context;
@@ -108,7 +108,7 @@ impl Lowering<'_> {
         let (device, lane, done) = (here.stage.device, here.lane, self.accumulated[owner.index()]);
         let bytes = self.context.cost.memory(tie.user, device).tied_gradients;
         let time = self.context.cost.accumulate_time(bytes, device);
-        self.builder.action(Action {
+        self.builder.action(NewAction {
             lane,
             kind: ActionKind::Accumulate,
             subject: Subject { layers: LayerRange::new(tie.owner, tie.owner), ..Subject::stage(owner) },
@@ -147,7 +147,7 @@ impl Lowering<'_> {
         let bytes = wire(self.context, tie, devices);
         let flow = route(self.context, source, target, bytes).map_err(|fault| self.faults.push(fault));
         let lane = self.copy_lane(devices[0], devices[1]);
-        self.builder.action(Action {
+        self.builder.action(NewAction {
             lane,
             kind,
             subject: Subject { layers: LayerRange::new(tie.owner, tie.owner), ..Subject::stage(from) },

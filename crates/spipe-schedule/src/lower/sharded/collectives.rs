@@ -2,7 +2,7 @@
 
 use super::Lowering;
 use crate::lower::flows::route;
-use crate::{Access, Action, Content, Flow, Lifetime};
+use crate::{Access, Content, Flow, Lifetime, NewAction};
 use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Collective, LaneId, MemoryId, Payload, SimTime, Subject};
 
 /// A tensor that all devices gather or reduce together.
@@ -87,7 +87,7 @@ impl Lowering<'_> {
     ) -> ActionId {
         let flows = self.ring(at, what.whole);
         let (kind, subject) = (ActionKind::Collective(collective), what.subject);
-        self.builder.action(Action { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
+        self.builder.action(NewAction { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
     }
 
     /// The flow of a ring collective to a device from the one before it.

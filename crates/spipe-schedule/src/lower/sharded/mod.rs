@@ -19,7 +19,7 @@ mod tied;
 
 use super::{drives::DriveStates, flows::copying, machine::machine, steps::update_all};
 use crate::{
-    Access, Action, Anchor, Content, Edge, Lifetime, Part, Program, ProgramBuilder,
+    Access, Anchor, Content, Edge, Lifetime, NewAction, Part, Program, ProgramBuilder,
     work::{StageWork, Work},
 };
 use collectives::Whole;
@@ -283,7 +283,7 @@ impl<'a> Lowering<'a> {
     ) -> ActionId {
         let lane = self.participants[at].compute;
         let work = SimTime::from_seconds(time);
-        let action = Action { lane, kind, subject, reads, writes, work, flows: Vec::new(), guard: None };
+        let action = NewAction { lane, kind, subject, reads, writes, work, flows: Vec::new(), guard: None };
         let id = self.builder.action(action);
         if kind != ActionKind::Recompute {
             self.participants[at].computed.push(id);
@@ -303,7 +303,7 @@ impl<'a> Lowering<'a> {
         let lane = self.builder.lane(here.device, role.name(), role);
         let flow = copying(self.context, (from, to, bytes), (&reads, &writes)).map_err(|fault| self.faults.push(fault));
         let flows = flow.into_iter().collect();
-        self.builder.action(Action { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
+        self.builder.action(NewAction { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
     }
 
     fn workspace(&mut self, memory: MemoryId, id: StageId, (microbatch, bytes): (MicrobatchId, Bytes)) -> Access {

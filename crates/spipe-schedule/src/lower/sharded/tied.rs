@@ -3,7 +3,7 @@
 
 use super::{Lowering, collectives::Whole};
 use crate::lower::flows::dram_flow;
-use crate::{Access, Action, Anchor, Content, Edge, Lifetime};
+use crate::{Access, Anchor, Content, Edge, Lifetime, NewAction};
 use spipe_base::{ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneRole, LayerRange, SimTime, StageId, Subject};
 use spipe_model::Tie;
 use spipe_plan::{Context, Placement, Stage, shard};
@@ -93,7 +93,7 @@ impl Lowering<'_> {
         let role = if self.context.is_cpu(device) { LaneRole::Optimizer } else { LaneRole::Compute };
         let lane = self.builder.lane(device, role.name(), role);
         let sum = Access::new(own.buffer, own.version + 1);
-        self.builder.action(Action {
+        self.builder.action(NewAction {
             lane,
             kind: ActionKind::Accumulate,
             subject,

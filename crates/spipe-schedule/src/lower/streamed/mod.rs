@@ -26,7 +26,7 @@ pub use bare::{StreamedTimes, UnitTimes, bare_streamed, bare_superpipeline, bare
 pub(super) use placement::lower;
 
 use super::{drives::DriveStates, flows::Transfer};
-use crate::{Access, Action, Content, Edge, Lifetime, Program, ProgramBuilder, Stage as ProgramStage};
+use crate::{Access, Content, Edge, Lifetime, NewAction, Program, ProgramBuilder, Stage as ProgramStage};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
     MicrobatchId, SimTime, StageId, Subject,
@@ -357,7 +357,7 @@ impl Lowering<'_> {
     ) -> ActionId {
         let lane = self.lane(self.chunk(this).device, LaneRole::Compute);
         let subject = Subject { layers, ..Subject::work(self.stage(this), MicrobatchId::from(microbatch)) };
-        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows: Vec::new(), guard: None })
+        self.builder.action(NewAction { lane, kind, subject, reads, writes, work, flows: Vec::new(), guard: None })
     }
 
     /// Whether the parameters of a visit come from the host.
@@ -399,7 +399,7 @@ impl Lowering<'_> {
         (reads, writes): (Vec<Access>, Vec<Access>),
     ) -> ActionId {
         let Transfer { work, flows } = transfer;
-        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
+        self.builder.action(NewAction { lane, kind, subject, reads, writes, work, flows, guard: None })
     }
 
     fn wait(&mut self, from: ActionId, to: ActionId, (distance, cause): (u8, IdleCause)) {

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::lower::drives::{DriveState, Read};
 use crate::lower::steps::{Gradients, Norm};
-use crate::{Access, Action, Content, Guard, Lifetime, Outcome};
+use crate::{Access, Content, Guard, Lifetime, NewAction, Outcome};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime,
     Subject,
@@ -267,7 +267,7 @@ impl Lowering<'_> {
         let reads = vec![gradients, Access::new(parameters, 0), Access::new(state, 0)];
         let writes = vec![Access::new(parameters, 1), Access::new(state, 1)];
         let Transfer { work, flows } = chunk.step;
-        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard: None })
+        self.builder.action(NewAction { lane, kind, subject, reads, writes, work, flows, guard: None })
     }
 
     fn step_on_socket(&mut self, complete: &Complete) -> Result<Speculative, Faults> {
@@ -327,13 +327,13 @@ impl Lowering<'_> {
             writes.push(Access::new(piece, version + 1));
         }
         writes.extend(log);
-        self.builder.action(Action { lane, kind, subject, reads, writes, work, flows, guard })
+        self.builder.action(NewAction { lane, kind, subject, reads, writes, work, flows, guard })
     }
 
     /// Adds the check of all speculative steps. If it fails, each step is undone, and repeated if
     /// clipping is enough. The next iteration waits for that.
     fn check(&mut self, steps: &[Speculative]) {
-        let check = self.builder.action(Action {
+        let check = self.builder.action(NewAction {
             lane: steps[0].complete.lane,
             kind: ActionKind::Check,
             subject: Subject::default(),

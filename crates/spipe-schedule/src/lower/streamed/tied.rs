@@ -8,7 +8,7 @@
 //! after each optimizer step.
 
 use super::{Lowering, Transfer, Unit, Visit};
-use crate::{Access, Action, Content, Lifetime};
+use crate::{Access, Content, Lifetime, NewAction};
 use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Faults, LaneId, LaneRole, LayerRange, Payload, Subject};
 use spipe_model::Tie;
 
@@ -194,7 +194,7 @@ impl Lowering<'_> {
         };
         let Transfer { work, flows } = self.chunk(this).accumulate.clone();
         let sum = Access::new(gradients.buffer, gradients.version + 1);
-        self.builder.action(Action {
+        self.builder.action(NewAction {
             lane,
             kind: ActionKind::Accumulate,
             subject: self.about(this, arrived.tie),
