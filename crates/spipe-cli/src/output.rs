@@ -4,7 +4,7 @@ use crate::{Failure, args::Format};
 use serde::Serialize;
 use std::{
     fs::OpenOptions,
-    io::{IsTerminal, Write},
+    io::{self, BufWriter, IsTerminal, Write},
     path::{Path, PathBuf},
 };
 use tempfile::NamedTempFile;
@@ -24,8 +24,8 @@ pub fn start_log(verbose: u8) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .log_internal_errors(false)
         .without_time()
         .with_target(false);
@@ -35,27 +35,21 @@ pub fn start_log(verbose: u8) {
 
 /// Prints a message to stderr; if that is closed, the work goes on.
 pub fn talk(message: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{message}");
+    let _ = writeln!(io::stderr().lock(), "{message}");
 }
 
 /// Shows what is under way on the last line of a terminal, in place of what was shown before;
 /// nothing where stderr is no terminal.
 pub fn progress(message: &str) {
-    if std::io::stderr().is_terminal() {
-        let _ = write!(std::io::stderr().lock(), "\r\x1b[K{message}");
+    if io::stderr().is_terminal() {
+        let _ = write!(io::stderr().lock(), "\r\x1b[K{message}");
     }
 }
 
 /// Prints data to stdout.
 pub fn print(text: &str) -> Result<(), Failure> {
-    let mut stdout = std::io::stdout().lock();
-    let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    match written {
-        // The reader has closed the pipe (`spipe … | head`).
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
-        Err(error) => Err(Failure::file("stdout", "write", &error)),
-        Ok(()) => Ok(()),
-    }
+    let mut stdout = io::stdout().lock();
+    unless_closed(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
 /// Prints `human`, or `data` as JSON.
@@ -68,11 +62,15 @@ pub fn report(format: Format, human: &str, data: &impl Serialize) -> Result<(), 
 
 /// Prints data as indented JSON as it is made, for data that is large as text.
 pub fn print_json(data: &impl Serialize) -> Result<(), Failure> {
-    let mut stdout = std::io::BufWriter::new(std::io::stdout().lock());
-    let written = serde_json::to_writer_pretty(&mut stdout, data).map_err(std::io::Error::from);
-    match written.and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush()) {
-        // The reader has closed the pipe (`spipe … | head`).
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(()),
+    let mut stdout = BufWriter::new(io::stdout().lock());
+    let written = serde_json::to_writer_pretty(&mut stdout, data).map_err(io::Error::from);
+    unless_closed(written.and_then(|()| stdout.write_all(b"\n")).and_then(|()| stdout.flush()))
+}
+
+/// Writing to stdout; that its reader has closed the pipe (`spipe … | head`) is no failure.
+fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         Err(error) => Err(Failure::file("stdout", "write", &error)),
         Ok(()) => Ok(()),
     }
@@ -142,17 +140,29 @@ impl Target {
 
     /// Writes the file.
     pub fn write(self, content: &[u8]) -> Result<(), Failure> {
+        self.write_with(|out| out.write_all(content))
+    }
+
+    /// Writes the file as `fill` makes its content.
+    pub fn write_with(
+        self,
+        fill: impl FnOnce(&mut BufWriter<Box<dyn Write + '_>>) -> io::Result<()>,
+    ) -> Result<(), Failure> {
+        let through = |inner: Box<dyn Write + '_>| {
+            let mut out = BufWriter::new(inner);
+            fill(&mut out).and_then(|()| out.flush())
+        };
         match self {
-            Self::Stdout => print(&String::from_utf8_lossy(content)),
+            Self::Stdout => unless_closed(through(Box::new(io::stdout().lock()))),
             Self::Special { path } => {
-                let written = OpenOptions::new().write(true).open(&path).and_then(|mut file| file.write_all(content));
+                let written = OpenOptions::new().write(true).open(&path).and_then(|file| through(Box::new(file)));
                 written.map_err(|error| Failure::file(&path, "write", &error))
             }
             Self::File { path } => {
                 let shown = path.display().to_string();
-                let fail = |error: &std::io::Error| Failure::file(&shown, "write", error);
+                let fail = |error: &io::Error| Failure::file(&shown, "write", error);
                 let mut temporary = temporary(&path).map_err(|error| fail(&error))?;
-                temporary.write_all(content).map_err(|error| fail(&error))?;
+                through(Box::new(temporary.as_file_mut())).map_err(|error| fail(&error))?;
                 temporary.as_file().sync_all().map_err(|error| fail(&error))?;
                 readable(&temporary);
                 temporary.persist(&path).map_err(|error| fail(&error.error))?;
@@ -163,19 +173,19 @@ impl Target {
 }
 
 /// A temporary file in the folder of `path`, which is removed with its handle.
-fn temporary(path: &Path) -> std::io::Result<NamedTempFile> {
+fn temporary(path: &Path) -> io::Result<NamedTempFile> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     tempfile::Builder::new().prefix(".spipe-").suffix(".tmp").tempfile_in(folder)
 }
 
 /// The file that a chain of symbolic links leads to: that is replaced, not the link.
-fn followed(path: &Path) -> std::io::Result<PathBuf> {
+fn followed(path: &Path) -> io::Result<PathBuf> {
     let mut target = path.to_path_buf();
     for _ in 0..MOST_LINKS {
         let Ok(next) = std::fs::read_link(&target) else { return Ok(target) };
         target = target.parent().map_or_else(|| next.clone(), |folder| folder.join(&next));
     }
-    Err(std::io::Error::other("too many links"))
+    Err(io::Error::other("too many links"))
 }
 
 /// Makes a file readable for all: temporary files are readable for their owner alone.

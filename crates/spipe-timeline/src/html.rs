@@ -12,8 +12,10 @@
 //! | wheel, drag, keys, pointing, choosing | `html/controls.js` |
 //!
 //! The traces are embedded as JSON columns, with one number per span and column, so 50,000 spans
-//! take a few megabytes. The page's content security policy forbids network access.
+//! take a few megabytes. Columns of time stand for the actions of traces with more than half a million
+//! (`html/columns.rs`). The page's content security policy forbids network access.
 
+mod columns;
 mod panels;
 
 use crate::{
@@ -22,12 +24,19 @@ use crate::{
     scale::{duration, percent},
     scene::{Row, Scene, Track, clean},
 };
+use columns::Columns;
 use minijinja::Environment;
 use panels::{Differences, ExplanationPanel, differences, explanations};
 use serde::Serialize;
 use spipe_base::{ActionKind, Bytes, IdleCause, LaneId, SimTime};
-use spipe_trace::{Holder, MemoryTrack};
-use std::collections::{BTreeMap, BTreeSet};
+use spipe_trace::{Holder, MemoryTrack, Sample};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
+
+/// The most samples of a memory's curve: ten for each pixel of a screen.
+const MOST_SAMPLES: usize = 20_000;
 
 const PAGE: &str = include_str!("html/page.html");
 const STYLE: &str = concat!(include_str!("html/colors.css"), include_str!("html/style.css"));
@@ -110,14 +119,14 @@ struct MemoryEntry {
 
 impl Page {
     fn of(scene: &Scene) -> Self {
-        let causes = causes(scene);
+        let (causes, data) = (causes(scene), Data::of(scene));
         let lanes = scene.rows.iter().flat_map(|row| scene.lanes(row).map(move |(_, track, lane)| (row, track, lane)));
         let rows = lanes.map(|(row, track, lane)| lane_entry(row, track, lane, &causes)).collect();
         let curves = scene.memories.iter().flat_map(|row| row.curves.iter().zip(&scene.tracks));
         let memories = curves.filter_map(|(curve, track)| Some(memory_entry((*curve)?, track))).collect();
         Self {
             title: scene.title.clone(),
-            facts: scene.facts(),
+            facts: scene.facts().into_iter().chain(in_columns(scene, &data)).collect(),
             notes: scene.notes(),
             faults: scene.faults(),
             double: scene.is_double(),
@@ -129,9 +138,26 @@ impl Page {
             differences: differences(scene),
             style: STYLE,
             script: SCRIPT,
-            data: Data::of(scene).to_script(),
+            data: data.to_script(),
         }
     }
+}
+
+/// Says which traces are drawn as columns.
+fn in_columns(scene: &Scene, data: &Data) -> Vec<String> {
+    let drawn = scene.tracks.iter().zip(&data.tracks);
+    let line = |(track, data): (&Track, &TrackData)| {
+        let columns = data.columns.as_ref()?;
+        let label = if scene.is_double() { format!("{}: ", track.label) } else { String::new() };
+        let width = SimTime::ns(scene.end.as_ns() / columns.count as u64);
+        Some(format!(
+            "{label}{} actions, drawn as columns: each stands for all that happens in {} of its lane; search and \
+             single actions are left out",
+            track.trace.spans.len(),
+            duration(width)
+        ))
+    };
+    drawn.filter_map(line).collect()
 }
 
 fn families(scene: &Scene) -> Vec<FamilyEntry> {
@@ -202,6 +228,7 @@ struct Data {
 
 #[derive(Serialize)]
 struct FamilyData {
+    name: &'static str,
     color: String,
     ink: String,
     /// Whether it is grey and needs another tone on a dark background.
@@ -270,6 +297,9 @@ struct TrackData {
     arrows: Vec<u32>,
     /// Row, start, end, cause.
     idle: Vec<(usize, u64, u64, usize)>,
+    /// In place of all these where there are too many actions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    columns: Option<Columns>,
 }
 
 impl Data {
@@ -278,6 +308,7 @@ impl Data {
         let tracks = (0..scene.tracks.len()).map(|index| TrackData::of(scene, index, &mut layers)).collect();
         let neutral = |color: [u8; 3]| color[0] == color[1] && color[1] == color[2];
         let family = |family: Family| FamilyData {
+            name: family.name(),
             color: hex(family.color()),
             ink: hex(ink_on(family.color())),
             neutral: neutral(family.color()),
@@ -348,13 +379,32 @@ fn row_data(scene: &Scene, row: &Row) -> RowData {
 }
 
 fn memory_data(name: &str, curves: &[Option<&MemoryTrack>]) -> MemoryData {
-    let curve = |curve: &MemoryTrack| CurveData {
-        capacity: curve.capacity,
-        peak: curve.peak,
-        at: curve.samples.iter().map(|sample| sample.at.as_ns()).collect(),
-        bytes: curve.samples.iter().map(|sample| sample.bytes).collect(),
+    let curve = |curve: &MemoryTrack| {
+        let samples = thinned(&curve.samples);
+        CurveData {
+            capacity: curve.capacity,
+            peak: curve.peak,
+            at: samples.iter().map(|sample| sample.at.as_ns()).collect(),
+            bytes: samples.iter().map(|sample| sample.bytes).collect(),
+        }
     };
     MemoryData { name: name.to_owned(), curves: curves.iter().map(|track| track.map(curve)).collect() }
+}
+
+/// The samples of a curve; of more than [`MOST_SAMPLES`] the highest and the last of each of as many
+/// equal parts, halved.
+fn thinned(samples: &[Sample]) -> Cow<'_, [Sample]> {
+    if samples.len() <= MOST_SAMPLES {
+        return samples.into();
+    }
+    let ends = |part: &[Sample]| {
+        let last = part.len() - 1;
+        // The first of the highest.
+        let top = (0..=last).rev().max_by_key(|at| part[*at].bytes).unwrap_or(last);
+        [Some(part[top]), (top < last).then(|| part[last])]
+    };
+    let parts = samples.chunks(samples.len().div_ceil(MOST_SAMPLES / 2));
+    parts.flat_map(ends).flatten().collect::<Vec<_>>().into()
 }
 
 impl TrackData {
@@ -366,9 +416,13 @@ impl TrackData {
             label: track.label.clone(),
             iteration: track.trace.iteration.as_ns(),
             shortage: track.shortage().map(|shortage| shortage.at.as_ns()),
-            row: vec![-1; track.trace.spans.len()],
+            columns: Columns::of(scene, index),
             ..Self::default()
         };
+        if data.columns.is_some() {
+            return data;
+        }
+        data.row = vec![-1; track.trace.spans.len()];
         for span in &track.trace.spans {
             data.kind.push(kinds.get(&span.kind).copied().unwrap_or_default());
             data.start.push(span.start.as_ns());

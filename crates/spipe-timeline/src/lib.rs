@@ -59,7 +59,7 @@ pub use chart::{png, svg};
 pub use error::DrawError;
 pub use fill::{Fill, FilledMemory, fill_png, fill_svg};
 pub use html::html;
-pub use perfetto::perfetto;
+pub use perfetto::{perfetto, write_perfetto};
 pub use picture::Picture;
 pub use plot::{Axis, Plot, Scale, Series, plot_png, plot_svg};
 pub use systems::{SystemCell, SystemRow, Systems, systems_page};

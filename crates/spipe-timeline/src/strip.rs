@@ -57,7 +57,7 @@ pub(crate) struct Run {
 }
 
 /// The kinds of things that a column can show.
-const KINDS: usize = Family::ALL.len() + IdleCause::ALL.len();
+pub(crate) const KINDS: usize = Family::ALL.len() + IdleCause::ALL.len();
 
 /// Whether a lane has more than `most` actions and bubbles.
 pub(crate) fn is_dense(track: &Track, lane: LaneId, most: usize) -> bool {
@@ -160,7 +160,7 @@ pub(crate) fn paths(runs: &[Run], (x, y): (f64, f64), (scale, height): (f64, f64
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{Picture, scene::Scene};
     use proptest::prelude::*;
@@ -168,7 +168,7 @@ mod tests {
     use spipe_trace::{FORMAT_VERSION, Idle, Lane, Origin, Span, Status, Trace};
 
     /// A compute lane without gaps: actions and bubbles one behind the other.
-    fn lane(parts: &[(usize, u64)]) -> Trace {
+    pub(crate) fn lane(parts: &[(usize, u64)]) -> Trace {
         let kinds: Vec<ActionKind> = ActionKind::all().collect();
         let (lane, mut at) = (LaneId::new(0), SimTime::ZERO);
         let (mut spans, mut idle) = (Vec::new(), Vec::new());

@@ -26,5 +26,5 @@ pub use derived::explanation_of;
 pub use explanation::{Explanation, Piece, Pitfall, TriedChange, Wait};
 pub use idle::idle_intervals;
 pub use metrics::Metrics;
-pub use read::{FORMAT_VERSION, ReadTraceError, from_json, to_json};
+pub use read::{FORMAT_VERSION, ReadTraceError, from_json, to_json, write_json};
 pub use trace::{Arrow, Holder, Idle, Lane, MemoryTrack, Origin, Sample, Shortage, Span, Status, Trace, label};

@@ -1,6 +1,7 @@
 //! Reading and writing of trace files.
 
 use crate::{Idle, Trace};
+use std::io;
 
 /// The version of the trace file format.
 pub const FORMAT_VERSION: u32 = 1;
@@ -65,6 +66,15 @@ pub fn to_json(trace: &Trace) -> String {
         Ok(json) => json + "\n",
         Err(error) => unreachable!("a trace has string keys and finite numbers only: {error}"),
     }
+}
+
+/// Writes the same text as it is made, so that it is never in memory as a whole.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write_json(trace: &Trace, out: &mut impl io::Write) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, trace)?;
+    out.write_all(b"\n")
 }
 
 fn check(trace: &Trace) -> Result<(), ReadTraceError> {

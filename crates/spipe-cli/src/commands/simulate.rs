@@ -42,7 +42,7 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     }
     let to_stdout = matches!(target, Some(Target::Stdout));
     if let Some(target) = target {
-        target.write(spipe_trace::to_json(&simulation.trace).as_bytes())?;
+        target.write_with(|out| spipe_trace::write_json(&simulation.trace, out))?;
     }
     if !to_stdout {
         let data = data((&plan, &simulation), program.actions().len(), &remarks);

@@ -6,7 +6,7 @@ use crate::{
     idle::Idle,
     input, output,
     output::Target,
-    report::picture::{Kind, draw},
+    report::picture::{Kind, draw_into},
     tables,
 };
 use spipe_timeline::{Picture, Window};
@@ -28,7 +28,7 @@ pub fn run(what: &args::Timeline, given: &Given) -> Result<(), Failure> {
     let second = what.second.as_deref().map(input::trace).transpose()?;
     let picture = Picture { trace: &trace, second: second.as_ref(), title: None };
     match file {
-        Some((target, kind)) => target.write(&draw(kind, &picture)?),
+        Some((target, kind)) => draw_into(target, kind, &picture),
         None => output::print(&spipe_timeline::text_in(&picture, window(second.is_some()))),
     }
 }

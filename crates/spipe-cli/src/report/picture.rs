@@ -51,12 +51,20 @@ pub fn draw(kind: Kind, picture: &Picture<'_>) -> Result<Vec<u8>, Failure> {
     })
 }
 
+/// Draws a picture into a file.
+pub fn draw_into(target: Target, kind: Kind, picture: &Picture<'_>) -> Result<(), Failure> {
+    match kind {
+        Kind::Perfetto => target.write_with(|out| spipe_timeline::write_perfetto(picture, out)),
+        _ => target.write(&draw(kind, picture)?),
+    }
+}
+
 /// Draws `trace` into the file at `path`, or writes the trace itself if that ends in `.json`.
 pub fn write(path: &str, trace: &Trace) -> Result<(), Failure> {
     let target = Target::open(path)?;
     if path.ends_with(".json") && !path.ends_with(".perfetto.json") {
-        return target.write(spipe_trace::to_json(trace).as_bytes());
+        return target.write_with(|out| spipe_trace::write_json(trace, out));
     }
     let picture = Picture { trace, second: None, title: None };
-    target.write(&draw(Kind::of(path)?, &picture)?)
+    draw_into(target, Kind::of(path)?, &picture)
 }

@@ -73,6 +73,24 @@ function describeIdle(track, [row, start, end, number]) {
   ])];
 }
 
+// A column, where columns stand for actions: the time below one pixel, or a whole column.
+function describeColumn(track, [row, from, to]) {
+  const { kinds } = track.unpack(row), parts = track.columnShares(row, from, to);
+  const name = (kind) => kind < FAMILIES ? data.families[kind].name : `idle: ${data.causes[kind - FAMILIES].name}`;
+  const found = kinds.map((kind, at) => [name(kind), parts[at]]).filter(([, share]) => share > 0.0005);
+  return [node("strong", "all actions in"), ` ${duration(to - from)}`, list([
+    ["lane", data.rows[row].name + (double ? `, ${track.label}` : "")],
+    ["from, to", `${moment(from)}, ${moment(to)}`],
+    ...found.sort((a, b) => b[1] - a[1]).map(([kind, share]) => [kind, percent(share)]),
+  ])];
+}
+
+function findColumn(track, row, time) {
+  const width = Math.max(END / track.columns.count, (state.to - state.from) / plotWidth());
+  const from = Math.floor(time / width) * width;
+  return track.columns.rows[row] && from < END ? { track, column: [row, from, Math.min(END, from + width)] } : null;
+}
+
 // Returns the bar within two pixels of a point on the lanes, else the bubble there.
 function find(x, y) {
   const inside = y + lanes.box.scrollTop;
@@ -80,6 +98,7 @@ function find(x, y) {
   if (!placed || inside < placed.top || x < LEFT || x > LEFT + plotWidth()) return null;
   const track = tracks[Math.min(tracks.length - 1, Math.floor((inside - placed.top) / BAR))];
   const time = toTime(x), reach = 2 / plotWidth() * (state.to - state.from), { spans, idle } = track.rows[placed.index];
+  if (track.columns) return findColumn(track, placed.index, time);
   let best = -1, distance = reach;
   for (let at = track.firstAfter(placed.index, time - reach); at < spans.length && track.start[spans[at]] <= time + reach; at += 1) {
     const span = spans[at], away = Math.max(track.start[span] - time, time - track.end[span], 0);
@@ -99,8 +118,8 @@ function point(event, isLane) {
   state.hover = isLane ? find(x, y) : null;
   tip.hidden = !state.hover;
   if (state.hover) {
-    const { track, span, idle } = state.hover;
-    tip.replaceChildren(...(idle ? describeIdle(track, idle) : describeSpan(track, span, true)));
+    const { track, span, idle, column } = state.hover;
+    tip.replaceChildren(...(column ? describeColumn(track, column) : idle ? describeIdle(track, idle) : describeSpan(track, span, true)));
     const { offsetWidth: wide, offsetHeight: high } = tip;
     const below = event.clientY + 18 + high < innerHeight;
     tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - wide - 8))}px`;
@@ -262,7 +281,7 @@ function search(words) {
       }
     }
   }
-  byId("found").textContent = wanted ? `${matches.length} found` : "";
+  byId("found").textContent = !wanted ? "" : tracks.every((track) => track.columns) ? "this page has no single actions" : `${matches.length} found`;
   if (matches.length) nextMatch(1);
   else choose(null);
 }

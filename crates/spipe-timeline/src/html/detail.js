@@ -7,7 +7,7 @@ const WIDE = 8;
 
 // The kinds in a lane: families by number, then causes.
 function kindsOf(track, row) {
-  const lane = track.rows[row];
+  const lane = track.columns ? track.unpack(row) : track.rows[row];
   if (!lane.kinds) {
     const present = new Set([...lane.spans.map((span) => track.familyOf(span)), ...lane.idle.map((idle) => FAMILIES + idle[3])]);
     lane.kinds = [...present].sort((a, b) => a - b);
@@ -22,6 +22,7 @@ let sums = new Float64Array(0);
 // item column × kinds + place of the kind. Shares of actions that overlap add up to more than one.
 // The next call overwrites them.
 function shares(track, row, [from, to], count, hidden) {
+  if (track.columns) return packedShares(track, row, [from, to], count, hidden);
   const { spans, idle, kinds, place } = kindsOf(track, row), { start, end, kind } = track, many = kinds.length;
   if (sums.length < count * many) sums = new Float64Array(count * many);
   else sums.fill(0, 0, count * many);
@@ -50,8 +51,27 @@ function shares(track, row, [from, to], count, hidden) {
   return sums;
 }
 
+// The same of a lane whose actions are columns in the page already.
+function packedShares(track, row, [from, to], count, hidden) {
+  const { kinds, running } = track.unpack(row), many = kinds.length, fine = track.columns.count;
+  if (sums.length < count * many) sums = new Float64Array(count * many);
+  const scale = fine / END, step = (to - from) / count, unit = 255 * step * scale;
+  kinds.forEach((kind, place) => {
+    const all = running[place], isHidden = kind < FAMILIES ? hidden.family.has(kind) : hidden.cause.has(kind - FAMILIES);
+    let before = 0;
+    for (let column = 0; column <= count; column += 1) {
+      const at = Math.min(fine, Math.max(0, (from + step * column) * scale)), whole = Math.min(fine - 1, Math.floor(at));
+      const now = all[whole] + (all[whole + 1] - all[whole]) * (at - whole);
+      if (column > 0) sums[(column - 1) * many + place] = isHidden ? 0 : (now - before) / unit;
+      before = now;
+    }
+  });
+  return sums;
+}
+
 // Whether a lane has so many actions in view that columns stand for them.
 function isDense(track, row) {
+  if (track.columns) return true;
   const visible = after(track.rows[row].spans.length, (at) => track.start[track.rows[row].spans[at]], state.to) - track.firstAfter(row, state.from);
   return visible > plotWidth() / 4;
 }

@@ -80,6 +80,33 @@ class Track {
     return after(idle.length, (at) => idle[at][2], time);
   }
 
+  // Unpacks the columns that stand for a lane's actions: per kind, the running sums of its shares in
+  // 255ths of a column.
+  unpack(row) {
+    const lane = this.rows[row], packed = this.columns.rows[row];
+    if (lane.running) return lane;
+    const { count } = this.columns, text = packed ? atob(packed.shares) : "";
+    lane.kinds = packed ? packed.kinds : [];
+    lane.running = lane.kinds.map((_, at) => {
+      const running = new Uint32Array(count + 1);
+      for (let column = 0; column < count; column += 1) running[column + 1] = running[column] + text.charCodeAt(at * count + column);
+      return running;
+    });
+    if (packed) packed.shares = "";
+    return lane;
+  }
+
+  // Returns how much of a time each kind of a lane takes, where columns stand for actions.
+  columnShares(row, from, to) {
+    const { running } = this.unpack(row), { count } = this.columns;
+    const upTo = (sums, time) => {
+      const at = Math.min(count, Math.max(0, time / END * count)), whole = Math.min(count - 1, Math.floor(at));
+      return sums[whole] + (sums[whole + 1] - sums[whole]) * (at - whole);
+    };
+    const most = 255 * count * (to - from) / END;
+    return running.map((sums) => (upTo(sums, to) - upTo(sums, from)) / most);
+  }
+
   kindOf(span) { return data.kinds[this.kind[span]]; }
   familyOf(span) { return data.kinds[this.kind[span]].family; }
 
