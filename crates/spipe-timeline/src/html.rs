@@ -153,7 +153,7 @@ fn in_columns(scene: &Scene, data: &Data) -> Vec<String> {
         Some(format!(
             "{label}{} actions, drawn as columns: each stands for all that happens in {} of its lane; search and \
              single actions are left out",
-            track.trace.spans.len(),
+            crate::scale::count(track.trace.spans.len() as f64),
             duration(width)
         ))
     };

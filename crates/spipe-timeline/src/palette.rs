@@ -127,6 +127,18 @@ pub(crate) const fn cause_color(cause: IdleCause) -> Color {
     }
 }
 
+/// Returns the tone of a bubble on a dark page: half of the accent over the paper, and greys that are far
+/// apart.
+pub(crate) fn cause_on_dark(cause: IdleCause) -> Color {
+    const PAPER: Color = [0x16, 0x18, 0x1B];
+    match cause {
+        IdleCause::WarmUp => [0x44, 0x48, 0x4D],
+        IdleCause::Drain => [0x88, 0x8C, 0x92],
+        IdleCause::Check => [0xC8, 0xC8, 0xC8],
+        _ => std::array::from_fn(|part| u8::midpoint(cause_color(cause)[part], PAPER[part])),
+    }
+}
+
 /// Returns a two-letter code, unique among causes, for narrow bubbles.
 pub(crate) fn cause_code(cause: IdleCause) -> &'static str {
     &cause.name()[..2]
@@ -288,6 +300,20 @@ mod tests {
             let (bar, ink) = (luminance(family.color()), luminance(ink_on(family.color())));
             let contrast = (bar.max(ink) + 0.05) / (bar.min(ink) + 0.05);
             assert!(contrast >= 4.5, "{family:?} has contrast {contrast:.2}");
+        }
+    }
+
+    #[test]
+    fn bubbles_stay_apart_on_dark_pages() {
+        let everybody = [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]];
+        let ground = [0x20, 0x23, 0x27];
+        let tones = IdleCause::ALL.into_iter().map(|cause| (cause.name(), cause_on_dark(cause)));
+        let tones: Vec<(&str, Color)> = tones.chain([("the ground", ground)]).collect();
+        for (index, (left, one)) in tones.iter().enumerate() {
+            for (right, other) in &tones[index + 1..] {
+                let apart = ciede2000(seen_by(everybody, *one), seen_by(everybody, *other));
+                assert!(apart >= 10.0, "{left} and {right} are only {apart:.1} apart");
+            }
         }
     }
 

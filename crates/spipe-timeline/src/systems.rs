@@ -12,6 +12,7 @@
 
 use crate::{
     Picture,
+    palette::{cause_on_dark, hex},
     scale::{duration, ticks},
     scene::{Scene, clean},
     strip::{Shown, paths, runs},
@@ -110,7 +111,8 @@ struct Strip {
 
 #[derive(Serialize)]
 struct Path {
-    idle: bool,
+    /// The tone of idle time on a dark page.
+    dark: Option<String>,
     color: String,
     name: &'static str,
     d: String,
@@ -120,7 +122,8 @@ struct Path {
 struct Entry {
     color: String,
     name: &'static str,
-    idle: bool,
+    /// The tone of idle time on a dark page.
+    dark: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -163,7 +166,7 @@ impl<'p> Page<'p> {
         }
         let axis = ticks(end, 8);
         let percent = |time: SimTime| 100.0 * time.as_ns() as f64 / end.as_ns() as f64;
-        let entry = |shown: Shown| Entry { color: shown.color(), name: shown.name(), idle: is_idle(shown) };
+        let entry = |shown: Shown| Entry { color: shown.color(), name: shown.name(), dark: dark(shown) };
         Self {
             title: clean(&systems.title),
             notes: systems.notes.iter().map(|note| clean(note)).collect(),
@@ -180,8 +183,11 @@ impl<'p> Page<'p> {
     }
 }
 
-const fn is_idle(shown: Shown) -> bool {
-    matches!(shown, Shown::Idle(_))
+fn dark(shown: Shown) -> Option<String> {
+    match shown {
+        Shown::Busy(_) => None,
+        Shown::Idle(cause) => Some(hex(cause_on_dark(cause))),
+    }
 }
 
 /// The end of the last thing that a chart of `trace` shows.
@@ -203,7 +209,7 @@ fn chart((index, row): (usize, &SystemRow<'_>), trace: &Trace, (end, shown): (Si
                 opens: device.is_some_and(|device| device != &this.device),
                 paths: paths
                     .into_iter()
-                    .map(|(shown, d)| Path { idle: is_idle(shown), color: shown.color(), name: shown.name(), d })
+                    .map(|(shown, d)| Path { dark: dark(shown), color: shown.color(), name: shown.name(), d })
                     .collect(),
             });
             device = Some(&this.device);

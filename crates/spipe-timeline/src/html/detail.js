@@ -51,18 +51,34 @@ function shares(track, row, [from, to], count, hidden) {
   return sums;
 }
 
+// The places of the borders of `count` equal parts of a time among a page's own columns. All lanes of a
+// drawing have the same.
+let borders = { key: "" };
+function bordersOf([from, to], count, fine) {
+  const key = `${from} ${to} ${count} ${fine}`;
+  if (borders.key !== key) {
+    borders = { key, whole: new Int32Array(count + 1), part: new Float64Array(count + 1) };
+    for (let border = 0; border <= count; border += 1) {
+      const at = Math.min(fine, Math.max(0, (from + (to - from) * border / count) / END * fine));
+      borders.whole[border] = Math.min(fine - 1, Math.floor(at));
+      borders.part[border] = at - borders.whole[border];
+    }
+  }
+  return borders;
+}
+
 // The same of a lane whose actions are columns in the page already.
-function packedShares(track, row, [from, to], count, hidden) {
+function packedShares(track, row, time, count, hidden) {
   const { kinds, running } = track.unpack(row), many = kinds.length, fine = track.columns.count;
   if (sums.length < count * many) sums = new Float64Array(count * many);
-  const scale = fine / END, step = (to - from) / count, unit = 255 * step * scale;
+  const { whole, part } = bordersOf(time, count, fine), unit = 255 * (time[1] - time[0]) / count / END * fine;
   kinds.forEach((kind, place) => {
     const all = running[place], isHidden = kind < FAMILIES ? hidden.family.has(kind) : hidden.cause.has(kind - FAMILIES);
-    let before = 0;
-    for (let column = 0; column <= count; column += 1) {
-      const at = Math.min(fine, Math.max(0, (from + step * column) * scale)), whole = Math.min(fine - 1, Math.floor(at));
-      const now = all[whole] + (all[whole + 1] - all[whole]) * (at - whole);
-      if (column > 0) sums[(column - 1) * many + place] = isHidden ? 0 : (now - before) / unit;
+    const factor = isHidden ? 0 : 1 / unit;
+    let before = all[whole[0]] + (all[whole[0] + 1] - all[whole[0]]) * part[0];
+    for (let column = 0; column < count; column += 1) {
+      const next = whole[column + 1], low = all[next], now = low + (all[next + 1] - low) * part[column + 1];
+      sums[column * many + place] = (now - before) * factor;
       before = now;
     }
   });
