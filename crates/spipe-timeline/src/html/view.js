@@ -75,11 +75,12 @@ function patternOf(number, ink) {
 }
 
 pen.font = `600 12px ${FONT}`;
-const DEVICES = Math.min(150, Math.max(0, ...data.rows.map((row) => pen.measureText(row.device).width), 0)) + 12;
+const most = (widths) => widths.reduce((one, other) => Math.max(one, other), 0);
+const DEVICES = Math.min(150, most(data.rows.map((row) => pen.measureText(row.device).width))) + 12;
 pen.font = `12px ${FONT}`;
 const TRACKS = double ? Math.max(...tracks.map((track) => pen.measureText(track.label).width)) + 10 : 0;
 const names = data.rows.map((row) => pen.measureText(row.short).width);
-const LEFT = 12 + Math.max(DEVICES + Math.min(180, Math.max(60, ...names)) + 10 + TRACKS, 130);
+const LEFT = 12 + Math.max(DEVICES + Math.min(180, Math.max(60, most(names))) + 10 + TRACKS, 130);
 
 // The rows of the lanes, with their top and bottom.
 const laneRows = [];
