@@ -46,7 +46,7 @@ pub fn write_perfetto(picture: &Picture, out: &mut impl Write) -> io::Result<()>
     let facts: Vec<String> = scene.facts();
     let other = json!({ "title": scene.title, "facts": facts, "notes": scene.notes(), "faults": scene.faults() });
     let title = Value::from(scene.title.as_str());
-    write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceName\":{title},\"otherData\":{other},\"traceEvents\":[\n")?;
+    writeln!(out, "{{\"displayTimeUnit\":\"ms\",\"traceName\":{title},\"otherData\":{other},\"traceEvents\":[")?;
     let mut events = Events { out, is_first: true, processes: 0, flows: 0 };
     for track in &scene.tracks {
         events.add_track(&scene, track)?;

@@ -64,7 +64,7 @@ impl Columns {
 
 /// The kinds in a lane, ascending.
 fn kinds(track: &Track, lane: LaneId) -> Vec<usize> {
-    let mut present = vec![false; crate::strip::KINDS];
+    let mut present = [false; crate::strip::KINDS];
     for (_, span) in track.spans(lane) {
         present[Family::of(span.kind) as usize] = true;
     }
@@ -76,7 +76,7 @@ fn kinds(track: &Track, lane: LaneId) -> Vec<usize> {
 
 /// The shares of the kinds of a lane in columns of equal time, from zero to `end`.
 fn shares(track: &Track, (lane, kinds): (LaneId, &[usize]), (end, columns): (SimTime, usize)) -> Vec<u8> {
-    let mut place = vec![0; crate::strip::KINDS];
+    let mut place = [0; crate::strip::KINDS];
     kinds.iter().enumerate().for_each(|(at, kind)| place[*kind] = at);
     let width = end.as_ns().max(1) as f64 / columns as f64;
     let mut all = vec![0.0; kinds.len() * columns];
