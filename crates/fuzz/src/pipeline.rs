@@ -84,6 +84,8 @@ fn workload(draws: &mut Draws<'_>) -> Workload {
         attention: Attention::Fused,
         clip_norm: if draws.coin() { 1.0.try_into().ok() } else { None },
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     }
 }
 

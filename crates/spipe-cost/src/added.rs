@@ -17,7 +17,7 @@ impl Added {
     /// The work on the device of `roofline`.
     pub(crate) fn of(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Self {
         let training = workload.mode == Mode::Train;
-        let mut work = if training { layer.adapter_work(workload.batch()) } else { LayerWork::default() };
+        let mut work = if training { layer.adapter_work(workload.mean_batch()) } else { LayerWork::default() };
         let mut converting = Seconds::ZERO;
         let frozen = !(training && layer.trains);
         if let Some(base) = workload.formats.base.filter(|base| frozen && base.is_quantised()) {

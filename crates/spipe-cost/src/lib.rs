@@ -27,10 +27,12 @@
 
 mod added;
 mod bound;
+mod data;
 mod error;
 mod formats;
 mod groups;
 mod launches;
+mod lengths;
 mod memory;
 mod optimizer;
 mod parallel;
@@ -42,9 +44,11 @@ mod words;
 mod workload;
 
 pub use bound::{BOUND_ROUNDING, layer_time, least_iteration, least_time};
+pub use data::{DataShape, PaddingShare};
 pub use error::CostError;
 pub use formats::{Base, BaseFormat, Formats, GradientFormat, Master, StateFormat};
 pub use groups::{Group, Training, groups};
+pub use lengths::{LengthShare, Lengths};
 pub use memory::LayerMemory;
 pub use optimizer::{ADAMW_STEP_BYTES, Optimizer};
 pub use parallel::{ParallelCost, ParallelError, Parallelism, all_reduce};

@@ -3,7 +3,7 @@
 use crate::{Group, Mode, Workload, groups};
 use spipe_base::{Bytes, LayerId};
 use spipe_hardware::{LossKernel, NormKernel, Runtime};
-use spipe_model::{Batch, Layer, LayerKind, Model, Precision, Recompute};
+use spipe_model::{Attention, Batch, Layer, LayerKind, Model, Operation, Operations, Precision, Recompute};
 
 /// The bytes of a layer on the device that runs it. AdamW takes 2 + 2 + 12 bytes per parameter in
 /// 16-bit training and 4 + 4 + 8 in f32 (Rajbhandari et al., ZeRO, 2020, section 3.1).
@@ -72,7 +72,7 @@ impl LayerMemory {
 
     /// Computes the memory of `layer` if only its own output crosses the cut after it.
     pub(crate) fn alone(layer: &Layer, (workload, runtime): (&Workload, &Runtime), precision: Precision) -> Self {
-        let batch = workload.batch();
+        let batch = workload.longest_batch();
         let training = workload.mode == Mode::Train;
         let when = |wanted: bool, bytes: Bytes| if training && wanted { bytes } else { Bytes::ZERO };
         // Of the logits in 32 bits, a chunked loss saves nothing, and one that works in 16 bits half.
@@ -82,9 +82,14 @@ impl LayerMemory {
             LossKernel::FusedInPlace => Bytes::new(logits.get() / 2),
             LossKernel::Fused | LossKernel::Unfused | LossKernel::InPlace => Bytes::ZERO,
         };
+        let repeated = repeated(layer, workload, precision);
         let saved = |recompute| {
             let all = layer.saved(batch, precision, recompute, workload.attention);
-            let unheld = if training && recompute != Recompute::Full { dropped } else { Bytes::ZERO };
+            let unheld = match recompute {
+                Recompute::None => dropped + repeated.0,
+                Recompute::Selective => dropped + repeated.1,
+                Recompute::Full => Bytes::ZERO,
+            };
             when(layer.needs_backward, all.saturating_sub(unheld))
         };
         let copies = if precision.bytes() < 4 { runtime.gradient_copy_bytes() } else { 0 };
@@ -118,6 +123,8 @@ impl LayerMemory {
         // An optimizer in the backward holds the gradients of the layer in computation.
         let in_backward = training && workload.formats.optimizer_in_backward;
         let workspace = workspace + if in_backward { gradients } else { Bytes::ZERO };
+        // The outputs of repeated operations exist again in the backward of their layer.
+        let workspace = workspace + when(layer.needs_backward, repeated.0);
         let cache = if training { Bytes::ZERO } else { layer.cache(batch, precision) * workload.microbatches };
         Self {
             parameters: sum(&|group| group.bytes),
@@ -153,6 +160,25 @@ fn step_temporaries(model: &Model, layer: &Layer, workload: &Workload) -> Bytes 
     Bytes::new(4 * model.layers().iter().map(copied).sum::<u64>())
 }
 
+/// Returns the bytes that a layer does not save because its backward repeats operations: without
+/// recompute, and beside a selective one, which drops some of them itself.
+fn repeated(layer: &Layer, workload: &Workload, precision: Precision) -> (Bytes, Bytes) {
+    let (operations, attention) = (workload.recompute_ops, workload.attention);
+    if operations.is_empty() || workload.mode != Mode::Train {
+        return (Bytes::ZERO, Bytes::ZERO);
+    }
+    let unsaved = |operations| layer.unsaved_by(operations, (workload.longest_batch(), precision, attention));
+    (unsaved(operations), unsaved(operations.without(selected(attention))))
+}
+
+/// Returns the operations that a selective recompute repeats.
+pub(crate) fn selected(attention: Attention) -> Operations {
+    match attention {
+        Attention::Fused => Operations::of(&[Operation::Norms, Operation::Activation]),
+        Attention::Materialised => Operations::of(&[Operation::Attention]),
+    }
+}
+
 /// The chunks of tokens of a chunked loss: torchtune's and Liger's default is 8.
 const CHUNKS: u64 = 8;
 
@@ -163,17 +189,16 @@ const CHUNKS: u64 = 8;
 /// a fused loss (Megatron-LM, `vocab_parallel_cross_entropy`).
 fn logits(layer: &Layer, workload: &Workload) -> Bytes {
     let LayerKind::Head(head) = &layer.kind else { return Bytes::ZERO };
-    let rows = if head.every_token { workload.batch().tokens() } else { workload.microbatch };
+    let rows = if head.every_token { workload.longest_batch().tokens() } else { workload.microbatch };
     Bytes::new(4u64.saturating_mul(rows).saturating_mul(head.classes))
 }
 
 /// Returns the batch that a pass of `layer` sees.
 fn seen(layer: &Layer, workload: &Workload) -> Batch {
-    if workload.mode == Mode::Generate { layer.generated(workload.batch()) } else { workload.batch() }
+    if workload.mode == Mode::Generate { layer.generated(workload.batch()) } else { workload.longest_batch() }
 }
 
 /// Returns the output bytes of `layer` for one microbatch.
 pub(crate) fn output(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
-    let batch = workload.batch();
-    layer.boundary(if workload.mode == Mode::Generate { layer.generated(batch) } else { batch }, precision)
+    layer.boundary(seen(layer, workload), precision)
 }

@@ -292,7 +292,7 @@ impl Parallelism {
 /// Returns the bytes that a layer reduces: its output, or for a head the gradient of its input.
 fn output_of(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
     match layer.kind {
-        LayerKind::Head(head) => Bytes::new(workload.batch().tokens() * head.hidden * precision.bytes()),
+        LayerKind::Head(head) => Bytes::new(workload.longest_batch().tokens() * head.hidden * precision.bytes()),
         _ => output(layer, workload, precision),
     }
 }

@@ -5,6 +5,7 @@ use crate::{
     added::Added,
     compute_type,
     launches::launches,
+    memory::selected,
     roofline::{Roofline, UNFUSED},
     steps::StepWork,
 };
@@ -12,7 +13,7 @@ use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LayerId, ParamsPerSecon
 use spipe_hardware::{
     AttentionKernel, Constant, DataType, Device, DeviceKind, Hardware, LossKernel, MeasuredLayer, NormKernel, Runtime,
 };
-use spipe_model::{Attention, Layer, LayerKind, LayerWork, Model, Op, Precision, Recompute};
+use spipe_model::{Attention, Layer, LayerKind, LayerWork, Model, Op, Operations, Precision, Recompute};
 use std::collections::BTreeMap;
 
 /// The source of a time.
@@ -347,6 +348,10 @@ pub(crate) fn layer_time(
             }
         }
     }
+    let again = if passes || trains { repeated(layer, workload, (&roofline, total)) } else { [Seconds::ZERO; 2] };
+    for (sum, again) in total.iter_mut().zip(again) {
+        sum[1] = sum[1] + again;
+    }
     let [device_time, host] = total;
     let shorter = |pass: usize| if device_time[pass] < host[pass] { device_time[pass] } else { host[pass] };
     let longer = |pass: usize| device_time[pass].max(host[pass]);
@@ -367,10 +372,24 @@ pub(crate) fn layer_time(
     })
 }
 
+/// Returns the times of device and host in which the backward repeats the operations of the workload,
+/// as fractions of the forward; a replay has as many kernels per time.
+fn repeated(
+    layer: &Layer,
+    workload: &Workload,
+    (roofline, total): (&Roofline<'_>, [[Seconds; 3]; 2]),
+) -> [Seconds; 2] {
+    if workload.recompute_ops.is_empty() {
+        return [Seconds::ZERO; 2];
+    }
+    let share = repeated_share(layer, workload, (roofline, workload.recompute_ops));
+    total.map(|times| times[0] * share)
+}
+
 /// Returns the work of a layer in the workload's mode.
 fn work(layer: &Layer, workload: &Workload) -> LayerWork {
     match workload.mode {
-        Mode::Train | Mode::Infer => layer.work_without_adapters(workload.batch()),
+        Mode::Train | Mode::Infer => workload.shaped(layer, layer.work_without_adapters(workload.mean_batch())),
         Mode::Generate => LayerWork { forward: layer.generate_work(workload.batch()), ..LayerWork::default() },
     }
 }
@@ -378,10 +397,28 @@ fn work(layer: &Layer, workload: &Workload) -> LayerWork {
 /// Returns the fraction of the forward that a selective recompute repeats. It always follows the
 /// roofline, even if the times are measured.
 fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> f64 {
-    let (batch, attention) = (workload.batch(), workload.attention);
-    let again = roofline.total(&layer.recompute_work(batch, Recompute::Selective, attention));
-    let whole = roofline.total(&layer.work_without_adapters(batch).forward);
-    match (again, whole) {
+    let mut again = layer.recompute_work(workload.mean_batch(), Recompute::Selective, workload.attention);
+    workload.shape(layer, &mut again);
+    let both = selected(workload.attention).shared(workload.recompute_ops);
+    let less = if both.is_empty() { 0.0 } else { repeated_share(layer, workload, (roofline, both)) };
+    (share_of_forward(layer, workload, (roofline, again)) - less).max(0.0)
+}
+
+/// Returns the fraction of the forward that `operations` take, by the roofline.
+fn repeated_share(
+    layer: &Layer,
+    workload: &Workload,
+    (roofline, operations): (&Roofline<'_>, Operations),
+) -> f64 {
+    let mut again = layer.repeated_work(operations, workload.mean_batch());
+    workload.shape(layer, &mut again);
+    share_of_forward(layer, workload, (roofline, again))
+}
+
+fn share_of_forward(layer: &Layer, workload: &Workload, (roofline, ops): (&Roofline<'_>, Vec<Op>)) -> f64 {
+    let mut forward = layer.work_without_adapters(workload.mean_batch()).forward;
+    workload.shape(layer, &mut forward);
+    match (roofline.total(&ops), roofline.total(&forward)) {
         (Some(again), Some(whole)) if whole > Seconds::ZERO => (again / whole).min(1.0),
         _ => 0.0,
     }
@@ -391,6 +428,8 @@ fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) 
 /// for generating with a cache.
 fn measured(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Option<MeasuredLayer> {
     let signature = match workload.mode {
+        // Measurements are those of whole sequences.
+        Mode::Train | Mode::Infer if workload.data.lengths.is_some() => return None,
         Mode::Train | Mode::Infer => layer.own_signature(workload.batch()),
         Mode::Generate => layer.generate_signature(workload.batch()),
     };
@@ -406,7 +445,7 @@ fn times(
     work: &LayerWork,
     roofline: &Roofline<'_>,
 ) -> Option<([Seconds; 3], Source)> {
-    let (device, batch) = (roofline.device, workload.batch());
+    let (device, batch) = (roofline.device, workload.mean_batch());
     let generating = workload.mode == Mode::Generate;
     if let Some(time) = measured(layer, workload, roofline) {
         return Some(([time.forward, time.backward_input, time.backward_weight], Source::Measured));

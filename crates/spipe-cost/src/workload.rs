@@ -1,9 +1,9 @@
 //! The workload of a model: training or inference, and the batch sizes.
 
-use crate::{CostError, Formats, Optimizer, words::words};
+use crate::{CostError, DataShape, Formats, Optimizer, words::words};
 use serde::{Deserialize, Serialize};
 use spipe_hardware::{DataType, Device, DeviceKind, VectorExtension};
-use spipe_model::{Attention, Batch, Precision};
+use spipe_model::{Attention, Batch, Operations, Precision};
 use std::{fmt, str::FromStr};
 
 /// Training or inference.
@@ -98,6 +98,12 @@ pub struct Workload {
     /// The formats that differ from those of plain mixed precision.
     #[serde(default, skip_serializing_if = "Formats::is_plain")]
     pub formats: Formats,
+    /// Padding, packing and lengths.
+    #[serde(default, skip_serializing_if = "DataShape::is_plain")]
+    pub data: DataShape,
+    /// The operations of blocks whose outputs the backward recomputes, whatever else a plan recomputes.
+    #[serde(default, skip_serializing_if = "Operations::is_empty")]
+    pub recompute_ops: Operations,
 }
 
 /// The largest number of tokens of a microbatch: far more than is trained, and small enough that
@@ -151,10 +157,10 @@ impl Workload {
         self.mode == Mode::Train && (self.clip_norm.is_some() || self.precision == Precision::Fp16)
     }
 
-    /// Returns the tokens per iteration; when generating, one per sequence.
-    pub const fn tokens(&self) -> u64 {
+    /// Returns the tokens per iteration that count, without padding; when generating, one per sequence.
+    pub fn tokens(&self) -> u64 {
         match self.mode {
-            Mode::Train | Mode::Infer => self.global_batch() * self.seq_len,
+            Mode::Train | Mode::Infer => self.counted_tokens(),
             Mode::Generate => self.global_batch(),
         }
     }

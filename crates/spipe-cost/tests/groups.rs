@@ -20,6 +20,8 @@ const PLAIN: Workload = Workload {
     attention: Attention::Fused,
     clip_norm: None,
     formats: Formats::PLAIN,
+    data: spipe_cost::DataShape::PLAIN,
+    recompute_ops: spipe_model::Operations::NONE,
 };
 
 fn llama() -> Model {

@@ -26,6 +26,8 @@ fn workload(mode: Mode, seq_len: u64, microbatch: u64) -> Workload {
         attention: Attention::Fused,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     }
 }
 

@@ -34,6 +34,8 @@ const WORKLOAD: Workload = Workload {
     attention: Attention::Fused,
     clip_norm: None,
     formats: spipe_cost::Formats::PLAIN,
+    data: spipe_cost::DataShape::PLAIN,
+    recompute_ops: spipe_model::Operations::NONE,
 };
 
 const GPU: DeviceId = DeviceId::new(0);

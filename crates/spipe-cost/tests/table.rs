@@ -26,6 +26,8 @@ fn workload(precision: Precision) -> Workload {
         attention: Attention::Fused,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     }
 }
 

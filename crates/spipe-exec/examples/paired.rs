@@ -129,6 +129,8 @@ impl Training {
             attention: Attention::Materialised,
             clip_norm: None,
             formats: spipe_cost::Formats::default(),
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
         };
         let layers = format!("0..{}", model.layers().len() - 1).parse()?;
         let hardware = Hardware::from_file("one socket", machine()?)?;

@@ -25,6 +25,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         attention: Attention::Materialised,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     };
     let last = model.layers().len() - 1;
     let layers = format!("0..{last}").parse()?;

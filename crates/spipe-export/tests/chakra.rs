@@ -56,6 +56,8 @@ fn exported() -> BTreeMap<String, Vec<u8>> {
         attention: Attention::Materialised,
         clip_norm: None,
         formats: spipe_cost::Formats::PLAIN,
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     };
     let plan = Plan::new(model, hardware.clone(), workload, placement).unwrap();
     let program = lower(&plan.context(), plan.placement()).unwrap();

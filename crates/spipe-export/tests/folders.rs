@@ -43,6 +43,8 @@ fn workload() -> Workload {
         attention: Attention::Materialised,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     }
 }
 

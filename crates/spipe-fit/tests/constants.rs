@@ -31,6 +31,8 @@ fn work(tensor: u64, data: u64, microbatch: u64, microbatches: u64) -> Work {
         attention: Attention::Fused,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     };
     let spread = Parallelism { tensor, data, recompute: Recompute::Full };
     Work::TensorData(Box::new(TensorData { model, hardware: machine(), workload, spread }))

@@ -82,6 +82,11 @@ impl Block {
 
     /// Elements that norms and the activation function recompute from the kept ones.
     fn cheap_elements(&self, batch: Batch) -> u64 {
+        product(&[batch.tokens(), self.normalised_width() + self.inner_width()])
+    }
+
+    /// Width of the outputs of norms that are kept for the products behind them.
+    pub(crate) fn normalised_width(&self) -> u64 {
         let before = match self.norms {
             NormPlaces::Shared => 1,
             NormPlaces::After => 0,
@@ -89,11 +94,11 @@ impl Block {
         };
         let turned = if self.qk_norm == QkNorm::None { 0 } else { self.query_width() + self.kv_width() };
         let latent = self.latent.map_or(0, |latent| latent.query_rank.unwrap_or(0) + latent.kv_rank);
-        product(&[batch.tokens(), before * self.hidden + turned + latent + self.inner_width()])
+        before * self.hidden + turned + latent
     }
 
     /// Width of the vectors from which latent attention computes queries, keys and values.
-    fn latent_width(&self) -> u64 {
+    pub(crate) fn latent_width(&self) -> u64 {
         self.latent.map_or(0, |latent| latent.query_rank.unwrap_or(0) + latent.kv_rank + latent.rotary)
     }
 
@@ -107,7 +112,7 @@ impl Block {
     }
 
     /// Bytes saved by the attention itself.
-    fn score_bytes(&self, batch: Batch, precision: Precision, attention: Attention) -> u64 {
+    pub(crate) fn score_bytes(&self, batch: Batch, precision: Precision, attention: Attention) -> u64 {
         match attention {
             Attention::Fused => product(&[4, batch.tokens(), self.heads]),
             Attention::Materialised => {

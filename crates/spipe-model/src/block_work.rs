@@ -197,7 +197,7 @@ impl Block {
     /// Adds a router, a gather, the experts and a weighted sum, and the network that all tokens share.
     /// The router is assumed to distribute the tokens evenly, rounded up to whole tokens. If fewer rows
     /// (tokens times experts per token) than experts exist, only one expert per row works.
-    fn feed_forward_by_experts(&self, work: &mut LayerWork, tokens: u64) {
+    pub(crate) fn feed_forward_by_experts(&self, work: &mut LayerWork, tokens: u64) {
         let Some(experts) = self.experts else { return };
         work.linear(1, tokens, (experts.count, self.hidden));
         let choices = product(&[tokens, experts.count]);
@@ -225,15 +225,27 @@ impl Block {
     /// Returns the work of a selective recompute with fused attention: all norms before the branches,
     /// the rotation of normalised queries and keys, and the activation function.
     pub(crate) fn cheap_work(&self, batch: Batch) -> Vec<Op> {
-        let residual = product(&[batch.tokens(), self.hidden]);
+        let mut work = self.norm_work(batch);
+        work.push(self.activation_work(batch));
+        work
+    }
+
+    /// Returns the forward of the activation function of all networks.
+    pub(crate) fn activation_work(&self, batch: Batch) -> Op {
         let inner = product(&[batch.tokens(), self.inner_width()]);
+        Op::elementwise(product(&[self.mlp.inputs() + 1, inner]))
+    }
+
+    /// Returns the forward of all norms before products, and the rotation of normalised queries and
+    /// keys.
+    pub(crate) fn norm_work(&self, batch: Batch) -> Vec<Op> {
+        let residual = product(&[batch.tokens(), self.hidden]);
         let before = match self.norms {
             NormPlaces::Shared => 1,
             NormPlaces::After => 0,
             NormPlaces::Before | NormPlaces::Around | NormPlaces::AfterSum => 2,
         };
         let mut work = vec![Op::elementwise(product(&[2, residual])); before];
-        work.push(Op::elementwise(product(&[self.mlp.inputs() + 1, inner])));
         if let Some(latent) = self.latent {
             let width = latent.query_rank.unwrap_or(0) + latent.kv_rank;
             work.push(Op::elementwise(product(&[2, batch.tokens(), width])));
@@ -247,7 +259,7 @@ impl Block {
     }
 
     /// Returns the rotation of queries and keys, if there is one.
-    fn turning(&self, turned: u64) -> Option<Op> {
+    pub(crate) fn turning(&self, turned: u64) -> Option<Op> {
         let Positions::Rotary { fraction, .. } = self.positions else { return None };
         let fraction = self.latent.map_or(fraction, |latent| latent.rotary as f64 / self.head_dim as f64);
         Some(Op::Elementwise { elements: (2.0 * turned as f64 * fraction) as u64, kernels: 2 })

@@ -1,8 +1,8 @@
 //! One layer of a model and its costs.
 
 use crate::{
-    Adaptation, Attention, Batch, Block, Contrast, Embedding, EncoderHead, Head, LayerWork, Op, PatchEmbedding,
-    Precision, ProfiledLayer, ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes, op::product,
+    Adaptation, Attention, Batch, Block, Contrast, Embedding, EncoderHead, Head, LayerWork, Op, Operations,
+    PatchEmbedding, Precision, ProfiledLayer, ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes, op::product,
 };
 use spipe_base::{Bytes, LayerId};
 
@@ -187,6 +187,28 @@ impl Layer {
                 };
                 layer.scaled(bytes, scaled)
             }
+        }
+    }
+
+    /// Returns the bytes that a block does not save if the outputs of `operations` are recomputed; inputs
+    /// that frozen matrices do not save anyway are left out.
+    pub fn unsaved_by(
+        &self,
+        operations: Operations,
+        (batch, precision, attention): (Batch, Precision, Attention),
+    ) -> Bytes {
+        let LayerKind::Block(block) = &self.kind else { return Bytes::ZERO };
+        let batch = self.batch(batch);
+        let bytes = block.unsaved_by(operations, (batch, precision, attention));
+        let frozen = self.adaptation.as_ref().map_or(0, |adaptation| adaptation.unsaved(block, batch, precision));
+        bytes.saturating_sub(Bytes::new(frozen))
+    }
+
+    /// Returns the forward of `operations`, which the backward repeats where their outputs are not saved.
+    pub fn repeated_work(&self, operations: Operations, batch: Batch) -> Vec<Op> {
+        match &self.kind {
+            LayerKind::Block(block) => block.repeated_work(operations, self.batch(batch)),
+            _ => Vec::new(),
         }
     }
 

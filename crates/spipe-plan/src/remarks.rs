@@ -13,7 +13,7 @@
 
 use crate::{Context, Placement, Plan, Stage};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId, readable::percent};
-use spipe_cost::{BaseFormat, Formats, Mode, Optimizer, Source, Workload};
+use spipe_cost::{BaseFormat, DataShape, Formats, Mode, Optimizer, Source, Workload};
 use spipe_hardware::Device;
 use spipe_model::LayerKind;
 use std::collections::BTreeMap;
@@ -54,6 +54,13 @@ fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Execute
     let formats = &workload.formats;
     if let Some(base) = formats.base.filter(|base| !executed.bases.contains(&base.format)) {
         parts.push(format!("a base stored as {base}"));
+    }
+    // Packed text is what runs read: full sequences of one stream.
+    if !(DataShape { packing: false, ..workload.data }).is_plain() {
+        parts.push("padded sequences or documents of different lengths".into());
+    }
+    if !workload.recompute_ops.is_empty() {
+        parts.push(format!("recomputed operations ({})", workload.recompute_ops));
     }
     if workload.mode == Mode::Train {
         if !executed.optimizers.contains(&workload.optimizer) {

@@ -84,6 +84,8 @@ impl Bench {
             attention: Attention::Fused,
             clip_norm: None,
             formats: spipe_cost::Formats::default(),
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
         };
         let cost =
             CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;

@@ -30,6 +30,8 @@ fn holds_keys_and_values(system: System, streamed: bool) {
         attention: Attention::Fused,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
@@ -81,6 +83,8 @@ fn a_token_waits_for_the_one_before_it() {
             attention: Attention::Fused,
             clip_norm: None,
             formats: spipe_cost::Formats::default(),
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -59,6 +59,8 @@ fn trace(system: System, model: &str) -> Trace {
         attention: Attention::Fused,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

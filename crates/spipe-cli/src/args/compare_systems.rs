@@ -1,6 +1,6 @@
 //! The arguments of `spipe compare-systems`.
 
-use super::Training;
+use super::{Data, Training};
 use clap::Args as Group;
 use spipe_base::Seconds;
 use spipe_cost::{ClipNorm, Mode, Optimizer};
@@ -53,6 +53,9 @@ pub struct CompareSystems {
     /// The trained parameters and their formats
     #[command(flatten)]
     pub training: Training,
+    /// The shape of the data
+    #[command(flatten)]
+    pub shape: Data,
     /// Time to search the plan of each system
     #[arg(long, default_value = "3s")]
     pub time_limit: Seconds,

@@ -1,6 +1,7 @@
 //! The arguments: the command here, those of each subcommand in a file by topic.
 
 mod compare_systems;
+mod data;
 mod export;
 mod fit;
 mod given;
@@ -18,6 +19,7 @@ mod training;
 mod whatif;
 
 pub use compare_systems::CompareSystems;
+pub use data::Data;
 pub use export::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
 pub use given::Given;

@@ -1,6 +1,6 @@
 //! The arguments of `spipe plan` and `spipe baseline`.
 
-use super::Training;
+use super::{Data, Training};
 use clap::{Args as Group, Subcommand, ValueEnum};
 use serde::Serialize;
 use spipe_base::Seconds;
@@ -35,6 +35,7 @@ pub struct Plan {
     #[arg(long, conflicts_with_all = [
         "model", "component", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
         "materialised_attention", "freeze", "lora", "adapter", "base", "state", "gradients", "master", "optimizer_in_backward",
+        "packing", "bucketing", "padding", "lengths", "recompute_ops",
     ])]
     pub improve: Option<String>,
     /// Tokens per sequence; the model's own if not given
@@ -79,6 +80,9 @@ pub struct Plan {
     /// The trained parameters and their formats
     #[command(flatten)]
     pub training: Training,
+    /// The shape of the data
+    #[command(flatten)]
+    pub shape: Data,
     /// A condition on the plan, may be repeated: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7,
     /// save=4..7, offload=4..7, optimizer=0..3:cpu, stream=0..3, keep=0..3, host=0..3:cpu1,
     /// system=1f1b, microbatch=2, or a knob such as head-start=1
@@ -192,6 +196,9 @@ pub struct TensorData {
     /// The trained parameters and their formats
     #[command(flatten)]
     pub training: Training,
+    /// The shape of the data
+    #[command(flatten)]
+    pub shape: Data,
 }
 
 /// The activations that are recomputed in the backward.

@@ -34,6 +34,7 @@ fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result
             "leave it out",
         )
         .refuse()?;
+    args::Data::idle(given, (&model, what.mode))?;
     let (priced, refused) = tensor_data::priced(what, (&model, &hardware))?;
     let Some(best) = tensor_data::best(&priced) else {
         let reason =

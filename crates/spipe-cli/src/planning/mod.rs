@@ -20,6 +20,7 @@
 //! ```
 
 mod by_layer;
+mod data;
 mod drives;
 mod evaluator;
 mod fits;

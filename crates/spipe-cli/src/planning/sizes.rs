@@ -211,6 +211,8 @@ mod tests {
             attention: spipe_model::Attention::Fused,
             clip_norm: None,
             formats: spipe_cost::Formats::default(),
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
         };
         assert!(sizes.take((workload, false), Err(cut_short())).is_ok());
         let other = Workload { microbatch: 2, ..workload };

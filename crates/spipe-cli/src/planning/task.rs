@@ -7,9 +7,9 @@ use crate::{
     idle::Idle,
     input,
 };
-use spipe_cost::{Mode, Workload};
+use spipe_cost::{DataShape, Mode, Workload};
 use spipe_hardware::{Hardware, Runtime};
-use spipe_model::{Attention, Model};
+use spipe_model::{Attention, Model, Operations};
 use spipe_plan::{Placement, System};
 
 /// The model, machine and workload to plan for.
@@ -72,7 +72,10 @@ impl Task {
             attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
             clip_norm: what.clip_norm,
             formats: what.training.formats(),
+            data: DataShape::PLAIN,
+            recompute_ops: Operations::NONE,
         };
+        let template = what.shape.shape(template)?;
         training::check(&model, &template)?;
         Ok(Self { model, hardware, template, global_batch, start: None })
     }
@@ -123,6 +126,9 @@ pub fn idle(what: &args::Plan, given: &Given, (task, systems): (&Task, &[System]
     let solves_for = |unknown| what.solve_for == Some(unknown);
     if solves_for(Unknown::Microbatch) && what.pin.iter().any(|pin| pin.starts_with("microbatch=")) {
         return Err(Failure::argument("a pin of the microbatch does nothing when it is solved for", "drop the pin"));
+    }
+    if task.start.is_none() {
+        args::Data::idle(given, (&task.model, task.template.mode))?;
     }
     let solved = "when it is solved for";
     Idle::among(given)

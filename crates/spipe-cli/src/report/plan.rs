@@ -9,6 +9,7 @@ use spipe_base::{
     SimTime,
     readable::{per_second, percent},
 };
+use spipe_cost::Workload;
 use spipe_plan::{ExpectedError, Layout, OutcomeStatus, System};
 use spipe_planner::{Effort, LARGEST_HEAD_START, Solution};
 
@@ -54,7 +55,9 @@ fn proof(found: &Found) -> String {
     let fastest = found.fastest.map_or_else(String::new, |fastest| {
         format!(" (the fastest plan takes {fastest:.3}; this one has fewer runs of layers with different choices)")
     });
-    let iteration = format!("Iteration {:.3} simulated{fastest}, {} tokens/s", solution.simulated, per_second(rate));
+    let counted = counted(found.plan.context().workload());
+    let iteration =
+        format!("Iteration {:.3} simulated{fastest}, {} tokens/s{counted}", solution.simulated, per_second(rate));
     let plural = if solution.examined == 1 { "" } else { "s" };
     let candidates = format!("{} candidate{plural}", solution.examined);
     if solution.bound == SimTime::ZERO {
@@ -83,6 +86,12 @@ fn proof(found: &Found) -> String {
         solution.bound,
         percent(solution.gap.max(0.0)),
     )
+}
+
+/// The share of the computed tokens that count, where some are padding.
+pub fn counted(workload: &Workload) -> String {
+    let share = workload.counted_share();
+    if share < 1.0 { format!(" that count ({} of those computed)", percent(share)) } else { String::new() }
 }
 
 /// Why the search has ended.

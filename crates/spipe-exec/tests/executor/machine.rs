@@ -147,6 +147,8 @@ impl Case<'_> {
             attention: Attention::Materialised,
             clip_norm: None,
             formats: spipe_cost::Formats::default(),
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
         };
         let plan = Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{faults}"));
         let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{faults}"));

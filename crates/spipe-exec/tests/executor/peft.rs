@@ -85,6 +85,8 @@ fn plan(config: &Value, base: &Value, system: System) -> Plan {
         attention: Attention::Materialised,
         clip_norm: None,
         formats: Formats { base: base.as_str().map(|base| base.parse().expect("a format")), ..Formats::default() },
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     };
     Plan::new(model, hardware, workload, Placement::new(system, stages)).unwrap_or_else(|faults| panic!("{faults}"))
 }

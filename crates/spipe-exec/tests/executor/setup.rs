@@ -101,6 +101,8 @@ impl Setup<'_> {
                 base: self.base.map(|base| base.parse().unwrap_or_else(|fault| panic!("{fault}"))),
                 ..spipe_cost::Formats::default()
             },
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
         };
         let plan =
             Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));

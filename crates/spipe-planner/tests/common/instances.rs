@@ -41,6 +41,8 @@ pub fn workload(microbatches: u64, mode: Mode) -> Workload {
         attention: Attention::Fused,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     }
 }
 

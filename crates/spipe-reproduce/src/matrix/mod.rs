@@ -151,6 +151,8 @@ fn workload(model: &Model, hardware: &Hardware) -> Workload {
         attention: Attention::Fused,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     }
 }
 

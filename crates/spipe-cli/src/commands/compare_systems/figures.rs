@@ -155,7 +155,7 @@ fn model_flops(model: &Model, workload: &Workload) -> f64 {
             total += flops(&layer.generate_work(workload.batch()));
             continue;
         }
-        let work = layer.work(workload.batch());
+        let work = workload.work(layer);
         total += flops(&work.forward);
         if workload.mode == Mode::Train && layer.needs_backward {
             let adapted = layer.adaptation.is_some() && layer.learns() && layer.as_block().is_some();
@@ -164,5 +164,5 @@ fn model_flops(model: &Model, workload: &Workload) -> f64 {
             total += if layer.learns() { flops(&work.backward_weight) } else { 0.0 };
         }
     }
-    total
+    total * workload.counted_share()
 }

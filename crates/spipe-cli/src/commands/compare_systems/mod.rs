@@ -15,9 +15,9 @@ use crate::{
 };
 use figures::{Compared, Planned};
 use serde::Serialize;
-use spipe_cost::{Mode, Workload};
+use spipe_cost::{DataShape, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model};
+use spipe_model::{Attention, Model, Operations};
 use spipe_plan::System;
 use spipe_planner::Pins;
 use spipe_sim::{Options, simulate};
@@ -129,6 +129,7 @@ impl Case {
                 "leave it out",
             )
             .refuse()?;
+        args::Data::idle(given, (&model, mode))?;
         let template = Workload {
             mode,
             seq_len: input::seq_len(&model, what.seq_len)?,
@@ -139,7 +140,10 @@ impl Case {
             attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
             clip_norm: what.clip_norm,
             formats: what.training.formats(),
+            data: DataShape::PLAIN,
+            recompute_ops: Operations::NONE,
         };
+        let template = what.shape.shape(template)?;
         planning::training::check(&model, &template)?;
         let workloads = planning::workloads(template, what.global_batch, &what.microbatch)?;
         let (systems, data_parallel) = systems(&what.system)?;

@@ -126,6 +126,8 @@ fn workload(model: &Model) -> Workload {
         attention: Attention::Materialised,
         clip_norm: None,
         formats: spipe_cost::Formats::default(),
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
     }
 }
 

@@ -107,6 +107,8 @@ impl Case {
             attention: Attention::Materialised,
             clip_norm: None,
             formats: spipe_cost::Formats::default(),
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
         }
     }
 

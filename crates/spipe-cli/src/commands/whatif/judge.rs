@@ -56,6 +56,8 @@ impl Training {
             attention: Attention::Fused,
             clip_norm: None,
             formats: spipe_cost::Formats::PLAIN,
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
         };
         let workloads = planning::workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
         let bounder = Bounder::new(model.clone(), workloads.clone());
