@@ -374,11 +374,7 @@ pub(crate) fn layer_time(
 
 /// Returns the times of device and host in which the backward repeats the operations of the workload,
 /// as fractions of the forward; a replay has as many kernels per time.
-fn repeated(
-    layer: &Layer,
-    workload: &Workload,
-    (roofline, total): (&Roofline<'_>, [[Seconds; 3]; 2]),
-) -> [Seconds; 2] {
+fn repeated(layer: &Layer, workload: &Workload, (roofline, total): (&Roofline<'_>, [[Seconds; 3]; 2])) -> [Seconds; 2] {
     if workload.recompute_ops.is_empty() {
         return [Seconds::ZERO; 2];
     }
@@ -405,11 +401,7 @@ fn selective_share(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) 
 }
 
 /// Returns the fraction of the forward that `operations` take, by the roofline.
-fn repeated_share(
-    layer: &Layer,
-    workload: &Workload,
-    (roofline, operations): (&Roofline<'_>, Operations),
-) -> f64 {
+fn repeated_share(layer: &Layer, workload: &Workload, (roofline, operations): (&Roofline<'_>, Operations)) -> f64 {
     let mut again = layer.repeated_work(operations, workload.mean_batch());
     workload.shape(layer, &mut again);
     share_of_forward(layer, workload, (roofline, again))

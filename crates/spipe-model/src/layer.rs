@@ -2,7 +2,8 @@
 
 use crate::{
     Adaptation, Attention, Batch, Block, Contrast, Embedding, EncoderHead, Head, LayerWork, Op, Operations,
-    PatchEmbedding, Precision, ProfiledLayer, ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes, op::product,
+    PatchEmbedding, Precision, ProfiledLayer, ProfiledTime, Projection, Recompute, UnetLayer, ends::loss_bytes,
+    op::product,
 };
 use spipe_base::{Bytes, LayerId};
 

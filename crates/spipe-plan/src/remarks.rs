@@ -18,11 +18,11 @@ use spipe_hardware::Device;
 use spipe_model::LayerKind;
 use std::collections::BTreeMap;
 
-/// The part of a plan's training that is planned and simulated, but not exported: adapters, other
-/// optimizers than AdamW, and other formats than those of plain mixed precision.
+/// The part of a plan's training that is not plain: adapters, other optimizers than AdamW, and other
+/// formats than those of plain mixed precision.
 pub fn beyond_plain_training(context: &Context<'_>) -> Option<Diagnostic> {
     let adapters = context.model.lora().map(|lora| format!("adapters of rank {}", lora.rank));
-    planned_only(context, adapters.into_iter().collect(), Executed { optimizers: &[Optimizer::Adamw], bases: &[] })
+    planned_only(context, adapters.into_iter().collect(), PLAIN)
 }
 
 /// Optimizers and formats of bases that an engine executes.
@@ -33,6 +33,9 @@ pub struct Executed<'a> {
     /// The formats of frozen matrices, besides that of the precision.
     pub bases: &'a [BaseFormat],
 }
+
+/// What plain training has.
+const PLAIN: Executed<'static> = Executed { optimizers: &[Optimizer::Adamw], bases: &[] };
 
 /// The part of a plan's training that is planned and simulated, but not executed, where `executed` is.
 /// Plain adapters are executed.
@@ -45,7 +48,24 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
         let infers = context.workload().mode != Mode::Train;
         parts.extend(infers.then(|| "adapters that are not trained".to_owned()));
     }
+    // Packed text is what runs read: full sequences of one stream.
+    if !(DataShape { packing: false, ..context.workload().data }).is_plain() {
+        parts.push("padded sequences or documents of different lengths".into());
+    }
+    parts.extend(repeated(context));
     planned_only(context, parts, executed)
+}
+
+/// The part of a plan that is planned and simulated, but not exported: training that is not plain, and
+/// operations that the backward repeats.
+pub fn beyond_export(context: &Context<'_>) -> Option<Diagnostic> {
+    let repeated = repeated(context).map(|parts| planned_only(context, vec![parts], PLAIN));
+    repeated.unwrap_or_else(|| beyond_plain_training(context))
+}
+
+fn repeated(context: &Context<'_>) -> Option<String> {
+    let operations = context.workload().recompute_ops;
+    (!operations.is_empty()).then(|| format!("recomputed operations ({operations})"))
 }
 
 /// The refusal of `parts`, and of optimizers and formats that are planned only.
@@ -54,13 +74,6 @@ fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Execute
     let formats = &workload.formats;
     if let Some(base) = formats.base.filter(|base| !executed.bases.contains(&base.format)) {
         parts.push(format!("a base stored as {base}"));
-    }
-    // Packed text is what runs read: full sequences of one stream.
-    if !(DataShape { packing: false, ..workload.data }).is_plain() {
-        parts.push("padded sequences or documents of different lengths".into());
-    }
-    if !workload.recompute_ops.is_empty() {
-        parts.push(format!("recomputed operations ({})", workload.recompute_ops));
     }
     if workload.mode == Mode::Train {
         if !executed.optimizers.contains(&workload.optimizer) {

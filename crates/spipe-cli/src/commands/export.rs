@@ -39,7 +39,7 @@ pub fn run(what: &Export) -> Result<(), Failure> {
 fn export(what: &ExportFolder, make: &dyn Fn(&Plan) -> Result<Folder, Faults>) -> Result<(), Failure> {
     let destination = Destination::open(&what.output)?;
     let plan = input::plan(&what.plan)?;
-    if let Some(fault) = spipe_plan::beyond_plain_training(&plan.context()) {
+    if let Some(fault) = spipe_plan::beyond_export(&plan.context()) {
         return Err(Faults::from(fault).into());
     }
     let folder = make(&plan)?;
