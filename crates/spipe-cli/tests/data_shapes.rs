@@ -121,6 +121,8 @@ fn recomputed_operations_take_less_memory_and_more_time_with_every_system() {
         args.extend(more);
         json(&args)["configurations"][0].clone()
     };
+    let memory = |loss: &str| baseline(&["--loss", loss])["memory-bytes"].as_u64().unwrap();
+    assert!(memory("chunked") < memory("fused") && memory("fused") < memory("unfused"));
     let (plain, padded) = (baseline(&[]), baseline(&["--padding", "0.25"]));
     let rate = |row: &Value| row["tokens-per-second"].as_f64().unwrap();
     assert!((rate(&padded) / rate(&plain) - 0.75).abs() < 1e-9);

@@ -136,6 +136,7 @@ fn least_iteration_ms(machine: &str, global_batch: u64) -> f64 {
             formats: spipe_cost::Formats::default(),
             data: spipe_cost::DataShape::PLAIN,
             recompute_ops: spipe_model::Operations::NONE,
+            loss: None,
         };
         let table = spipe_cost::CostTable::new(&model, &hardware, &workload).unwrap();
         spipe_cost::least_iteration(&table, &hardware).to_ms()

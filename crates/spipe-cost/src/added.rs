@@ -1,6 +1,6 @@
 //! The work that adapters and a quantised base add to a layer.
 
-use crate::{Mode, Workload, roofline::Roofline};
+use crate::{Master, Mode, Workload, roofline::Roofline};
 use spipe_base::Seconds;
 use spipe_model::{Layer, LayerWork, Op};
 
@@ -18,6 +18,14 @@ impl Added {
     pub(crate) fn of(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Self {
         let training = workload.mode == Mode::Train;
         let mut work = if training { layer.adapter_work(workload.mean_batch()) } else { LayerWork::default() };
+        // Engines that keep gradients of their own run adapters in the precision of the passes.
+        let autocast = roofline.launches() && roofline.runtime.gradient_copy_bytes() == 0;
+        if training && autocast && roofline.element < 4 && workload.formats.master != Some(Master::None) {
+            let casts = layer.adapter_casts(workload.mean_batch());
+            work.forward.extend(casts.forward);
+            work.backward_input.extend(casts.backward_input);
+            work.backward_weight.extend(casts.backward_weight);
+        }
         let mut converting = Seconds::ZERO;
         let frozen = !(training && layer.trains);
         if let Some(base) = workload.formats.base.filter(|base| frozen && base.is_quantised()) {

@@ -77,7 +77,7 @@ impl LayerMemory {
         let when = |wanted: bool, bytes: Bytes| if training && wanted { bytes } else { Bytes::ZERO };
         // Of the logits in 32 bits, a chunked loss saves nothing, and one that works in 16 bits half.
         let logits = logits(layer, workload);
-        let dropped = match runtime.loss() {
+        let dropped = match workload.loss(runtime) {
             LossKernel::Chunked => logits,
             LossKernel::FusedInPlace => Bytes::new(logits.get() / 2),
             LossKernel::Fused | LossKernel::Unfused | LossKernel::InPlace => Bytes::ZERO,
@@ -108,7 +108,7 @@ impl LayerMemory {
                 layer.workspace(seen(layer, workload), precision, workload.attention)
             }
         };
-        let workspace = match runtime.loss() {
+        let workspace = match workload.loss(runtime) {
             _ if !training => workspace,
             LossKernel::Fused | LossKernel::InPlace => workspace,
             // Adapters are trained on models that are loaded in 16 bits. Under autocast the logits, their

@@ -295,8 +295,8 @@ pub(crate) fn attending(workload: &Workload, runtime: &Runtime) -> Workload {
 const UNFUSED_LOSS: f64 = 3.5;
 
 /// Returns the factor on the bytes of a layer's memory-bound operations.
-fn passes(layer: &Layer, device: &Device, runtime: &Runtime) -> f64 {
-    match (&layer.kind, runtime.norms(), runtime.loss()) {
+fn passes(layer: &Layer, device: &Device, (workload, runtime): (&Workload, &Runtime)) -> f64 {
+    match (&layer.kind, runtime.norms(), workload.loss(runtime)) {
         _ if !device.is_gpu() || device.emulated => 1.0,
         (LayerKind::Head(_), _, LossKernel::Unfused | LossKernel::InPlace) => UNFUSED_LOSS,
         (LayerKind::Head(_), _, _) => 1.0,
@@ -316,7 +316,7 @@ pub(crate) fn layer_time(
         element: storage(device, workload.precision).bytes(),
         attention: workload.attention,
         runtime,
-        passes: passes(layer, device, runtime),
+        passes: passes(layer, device, (workload, runtime)),
     };
     let work = work(layer, workload);
     let Added { work: more, converting } = Added::of(layer, workload, &roofline);

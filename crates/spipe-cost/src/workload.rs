@@ -2,7 +2,7 @@
 
 use crate::{CostError, DataShape, Formats, Optimizer, words::words};
 use serde::{Deserialize, Serialize};
-use spipe_hardware::{DataType, Device, DeviceKind, VectorExtension};
+use spipe_hardware::{DataType, Device, DeviceKind, LossKernel, Runtime, VectorExtension};
 use spipe_model::{Attention, Batch, Operations, Precision};
 use std::{fmt, str::FromStr};
 
@@ -104,6 +104,9 @@ pub struct Workload {
     /// The operations of blocks whose outputs the backward recomputes, whatever else a plan recomputes.
     #[serde(default, skip_serializing_if = "Operations::is_empty")]
     pub recompute_ops: Operations,
+    /// The kernels of the loss, in place of the runtime's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<LossKernel>,
 }
 
 /// The largest number of tokens of a microbatch: far more than is trained, and small enough that
@@ -139,6 +142,11 @@ impl Workload {
     pub fn check(&self) -> Result<(), CostError> {
         countable("the number of microbatches", self.microbatches, MOST_MICROBATCHES)?;
         check_batch(self.batch())
+    }
+
+    /// Returns the kernels of the loss: the workload's own, or else the runtime's.
+    pub fn loss(&self, runtime: &Runtime) -> LossKernel {
+        self.loss.unwrap_or_else(|| runtime.loss())
     }
 
     /// Returns the size of one microbatch.

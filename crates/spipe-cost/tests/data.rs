@@ -23,6 +23,7 @@ const PLAIN: Workload = Workload {
     formats: spipe_cost::Formats::PLAIN,
     data: DataShape::PLAIN,
     recompute_ops: Operations::NONE,
+    loss: None,
 };
 
 fn model(name: &str) -> Model {

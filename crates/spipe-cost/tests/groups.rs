@@ -22,6 +22,7 @@ const PLAIN: Workload = Workload {
     formats: Formats::PLAIN,
     data: spipe_cost::DataShape::PLAIN,
     recompute_ops: spipe_model::Operations::NONE,
+    loss: None,
 };
 
 fn llama() -> Model {

@@ -28,6 +28,7 @@ fn workload(mode: Mode, seq_len: u64, microbatch: u64) -> Workload {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     }
 }
 

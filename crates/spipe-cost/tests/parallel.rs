@@ -49,6 +49,7 @@ fn workload() -> Workload {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     }
 }
 

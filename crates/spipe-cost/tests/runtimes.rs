@@ -36,6 +36,7 @@ const WORKLOAD: Workload = Workload {
     formats: spipe_cost::Formats::PLAIN,
     data: spipe_cost::DataShape::PLAIN,
     recompute_ops: spipe_model::Operations::NONE,
+    loss: None,
 };
 
 const GPU: DeviceId = DeviceId::new(0);

@@ -131,6 +131,7 @@ impl Training {
             formats: spipe_cost::Formats::default(),
             data: spipe_cost::DataShape::PLAIN,
             recompute_ops: spipe_model::Operations::NONE,
+            loss: None,
         };
         let layers = format!("0..{}", model.layers().len() - 1).parse()?;
         let hardware = Hardware::from_file("one socket", machine()?)?;

@@ -27,6 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     };
     let last = model.layers().len() - 1;
     let layers = format!("0..{last}").parse()?;

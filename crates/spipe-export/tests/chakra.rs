@@ -58,6 +58,7 @@ fn exported() -> BTreeMap<String, Vec<u8>> {
         formats: spipe_cost::Formats::PLAIN,
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     };
     let plan = Plan::new(model, hardware.clone(), workload, placement).unwrap();
     let program = lower(&plan.context(), plan.placement()).unwrap();

@@ -33,6 +33,7 @@ fn work(tensor: u64, data: u64, microbatch: u64, microbatches: u64) -> Work {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     };
     let spread = Parallelism { tensor, data, recompute: Recompute::Full };
     Work::TensorData(Box::new(TensorData { model, hardware: machine(), workload, spread }))

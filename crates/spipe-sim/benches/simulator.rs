@@ -39,6 +39,7 @@ impl Bench {
             formats: spipe_cost::Formats::default(),
             data: spipe_cost::DataShape::PLAIN,
             recompute_ops: spipe_model::Operations::NONE,
+            loss: None,
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         Self { model, hardware, cost }

@@ -40,6 +40,7 @@ fn run_with(bandwidth: &str, on_gpu: &[usize], knobs: Knobs) -> (Program, Trace)
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -32,6 +32,7 @@ fn holds_keys_and_values(system: System, streamed: bool) {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
@@ -85,6 +86,7 @@ fn a_token_waits_for_the_one_before_it() {
             formats: spipe_cost::Formats::default(),
             data: spipe_cost::DataShape::PLAIN,
             recompute_ops: spipe_model::Operations::NONE,
+            loss: None,
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -61,6 +61,7 @@ fn trace(system: System, model: &str) -> Trace {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -1,6 +1,7 @@
 //! The arguments that say what sequences look like, and what blocks recompute.
 
-use clap::Args as Group;
+use clap::{Args as Group, ValueEnum};
+use spipe_hardware::LossKernel;
 use spipe_model::Operations;
 
 /// The shape of the data, and operations that are recomputed.
@@ -23,4 +24,34 @@ pub struct Data {
     /// activation, mlp, qkv, output, gate, up, separated by commas
     #[arg(long, value_name = "OPERATIONS")]
     pub recompute_ops: Option<Operations>,
+    /// Kernels of the loss, in place of the runtime's
+    #[arg(long, value_enum)]
+    pub loss: Option<LossChoice>,
+}
+
+/// The kernels of a loss.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LossChoice {
+    /// One kernel per pass over the logits
+    Fused,
+    /// A kernel per operation, as in PyTorch: logits in 16 and in 32 bits, and their gradients
+    Unfused,
+    /// A kernel per operation, which overwrites the 32-bit logits (Megatron-LM)
+    InPlace,
+    /// One kernel that overwrites 16-bit logits by their gradient
+    FusedInPlace,
+    /// The logits of a chunk of tokens at a time (torchtune, Liger)
+    Chunked,
+}
+
+impl From<LossChoice> for LossKernel {
+    fn from(choice: LossChoice) -> Self {
+        match choice {
+            LossChoice::Fused => Self::Fused,
+            LossChoice::Unfused => Self::Unfused,
+            LossChoice::InPlace => Self::InPlace,
+            LossChoice::FusedInPlace => Self::FusedInPlace,
+            LossChoice::Chunked => Self::Chunked,
+        }
+    }
 }

@@ -35,7 +35,7 @@ pub struct Plan {
     #[arg(long, conflicts_with_all = [
         "model", "component", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
         "materialised_attention", "freeze", "lora", "adapter", "base", "state", "gradients", "master", "optimizer_in_backward",
-        "packing", "bucketing", "padding", "lengths", "recompute_ops",
+        "packing", "bucketing", "padding", "lengths", "recompute_ops", "loss",
     ])]
     pub improve: Option<String>,
     /// Tokens per sequence; the model's own if not given

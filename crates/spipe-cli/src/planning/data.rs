@@ -15,7 +15,8 @@ impl args::Data {
         let lengths = self.lengths.as_deref().map(lengths).transpose()?;
         let data = DataShape { packing: self.packing, bucketing: self.bucketing, padding, lengths };
         data.check(template.seq_len).map_err(|(fault, hint)| Failure::argument(fault, hint))?;
-        Ok(Workload { data, recompute_ops: self.recompute_ops.unwrap_or_default(), ..template })
+        let (recompute_ops, loss) = (self.recompute_ops.unwrap_or_default(), self.loss.map(Into::into));
+        Ok(Workload { data, recompute_ops, loss, ..template })
     }
 
     /// Refuses options that do nothing in this mode or for this model.
@@ -26,7 +27,7 @@ impl args::Data {
         Idle::among(given)
             .options_if(mode == Mode::Generate, &SHAPES, "where one token of each sequence is computed", leave)
             .options_if(blocks && images, &SHAPES, "to images, which are all as large", leave)
-            .options_if(mode != Mode::Train, &["recompute-ops"], "in inference", leave)
+            .options_if(mode != Mode::Train, &["recompute-ops", "loss"], "in inference", leave)
             .options_if(!blocks, &["recompute-ops"], "to a model without known blocks", leave)
             .refuse()
     }

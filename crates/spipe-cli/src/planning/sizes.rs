@@ -213,6 +213,7 @@ mod tests {
             formats: spipe_cost::Formats::default(),
             data: spipe_cost::DataShape::PLAIN,
             recompute_ops: spipe_model::Operations::NONE,
+            loss: None,
         };
         assert!(sizes.take((workload, false), Err(cut_short())).is_ok());
         let other = Workload { microbatch: 2, ..workload };

@@ -74,6 +74,7 @@ impl Task {
             formats: what.training.formats(),
             data: DataShape::PLAIN,
             recompute_ops: Operations::NONE,
+            loss: None,
         };
         let template = what.shape.shape(template)?;
         training::check(&model, &template)?;

@@ -54,6 +54,7 @@ pub fn priced(
         formats: what.training.formats(),
         data: DataShape::PLAIN,
         recompute_ops: Operations::NONE,
+        loss: None,
     };
     let template = what.shape.shape(template)?;
     training::check(model, &template)?;

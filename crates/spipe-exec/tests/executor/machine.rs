@@ -149,6 +149,7 @@ impl Case<'_> {
             formats: spipe_cost::Formats::default(),
             data: spipe_cost::DataShape::PLAIN,
             recompute_ops: spipe_model::Operations::NONE,
+            loss: None,
         };
         let plan = Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{faults}"));
         let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{faults}"));

@@ -87,6 +87,7 @@ fn plan(config: &Value, base: &Value, system: System) -> Plan {
         formats: Formats { base: base.as_str().map(|base| base.parse().expect("a format")), ..Formats::default() },
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     };
     Plan::new(model, hardware, workload, Placement::new(system, stages)).unwrap_or_else(|faults| panic!("{faults}"))
 }

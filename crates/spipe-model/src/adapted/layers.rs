@@ -24,6 +24,14 @@ impl Layer {
         }
     }
 
+    /// Returns the casts around its adapters where these are in 32 bits and passes in 16.
+    pub fn adapter_casts(&self, batch: Batch) -> LayerWork {
+        match &self.adaptation {
+            Some(adaptation) => adaptation.casts(self.experts(), self.batch(batch)),
+            None => LayerWork::default(),
+        }
+    }
+
     /// Returns the experts of a block that has some.
     pub(crate) fn experts(&self) -> Option<Experts> {
         self.as_block().and_then(|block| block.experts)

@@ -93,6 +93,26 @@ impl Adaptation {
         work
     }
 
+    /// Returns the casts around adapters in 32 bits whose products run in 16 (PEFT under autocast), in
+    /// numbers of 16 bits: the input to 32 bits, its dropout there, the dropped input and both matrices
+    /// back to 16; in the backward their gradients the other way.
+    pub(crate) fn casts(&self, experts: Option<Experts>, batch: Batch) -> LayerWork {
+        let mut work = LayerWork::default();
+        for adapted in self.matrices.iter().filter(|adapted| adapted.matrix != Matrix::Table) {
+            let (networks, rows) = rows(experts, adapted, batch);
+            let read = product(&[networks, rows, adapted.inputs]);
+            let weights = product(&[networks, self.rank, adapted.inputs + adapted.outputs]);
+            // Dropout in 32 bits with a mask moves 9 bytes of a number, of which `one` counts 4.
+            let dropped = if self.dropout { product(&[5, read]) / 2 } else { 0 };
+            let inputs = Op::Elementwise { elements: sum(&[product(&[6, read]), dropped]), kernels: 2 };
+            let matrices = Op::Elementwise { elements: product(&[3, weights]), kernels: 2 };
+            work.forward.extend([inputs, matrices]);
+            work.backward_input.push(inputs);
+            work.backward_weight.push(matrices);
+        }
+        work
+    }
+
     /// Adds the work of an adapter on `networks` products of `rows` rows: dropout and cast of the
     /// input, both matrices, scale and sum. The backward casts and sums the same tensors once more.
     fn one(&self, work: &mut LayerWork, adapted: &Adapted, (networks, rows): (u64, u64)) {

@@ -153,6 +153,7 @@ fn workload(model: &Model, hardware: &Hardware) -> Workload {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     }
 }
 

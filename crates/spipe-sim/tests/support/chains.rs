@@ -21,6 +21,7 @@ pub fn workload(microbatches: u64, mode: Mode) -> Workload {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     }
 }
 

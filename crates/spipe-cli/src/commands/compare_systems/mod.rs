@@ -142,6 +142,7 @@ impl Case {
             formats: what.training.formats(),
             data: DataShape::PLAIN,
             recompute_ops: Operations::NONE,
+            loss: None,
         };
         let template = what.shape.shape(template)?;
         planning::training::check(&model, &template)?;

@@ -128,6 +128,7 @@ fn workload(model: &Model) -> Workload {
         formats: spipe_cost::Formats::default(),
         data: spipe_cost::DataShape::PLAIN,
         recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     }
 }
 

@@ -58,6 +58,7 @@ impl Training {
             formats: spipe_cost::Formats::PLAIN,
             data: spipe_cost::DataShape::PLAIN,
             recompute_ops: spipe_model::Operations::NONE,
+            loss: None,
         };
         let workloads = planning::workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
         let bounder = Bounder::new(model.clone(), workloads.clone());
