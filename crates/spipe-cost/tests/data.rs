@@ -133,7 +133,7 @@ fn a_sliding_window_bounds_the_keys_of_long_documents_only() {
             _ => None,
         })
         .collect();
-    let expected = (2048.0 * 2048.0 + 8192.0 * 4096.0) / (2048.0 + 8192.0);
+    let expected: f64 = (2048.0 * 2048.0 + 8192.0 * 4096.0) / (2048.0 + 8192.0);
     assert_eq!(keys, [expected.round() as u64]);
 }
 
@@ -182,7 +182,7 @@ fn operations_are_repeated_in_place_of_saved() {
         assert_eq!((before.saved - after.saved).get(), tokens * bytes, "{names}");
         assert_eq!((after.workspace - before.workspace).get(), tokens * bytes, "{names}");
         assert_eq!((before.input, before.boundary), (after.input, after.boundary), "{names}");
-        let more = (time(&repeating).backward() - time(&plain).backward()).get();
+        let more = time(&repeating).backward().get() - time(&plain).backward().get();
         let computing = (tokens * flops) as f64 / 50e12;
         assert!(more >= computing * 0.999, "{names}: {more} s, products alone take {computing} s");
         assert!(flops == 0 || more <= computing * 1.1, "{names}: {more} s, products alone take {computing} s");
