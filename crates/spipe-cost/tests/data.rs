@@ -146,7 +146,7 @@ fn shapes_that_contradict_each_other_are_refused() {
         (DataShape { packing: true, padding, ..DataShape::PLAIN }, "packed sequences have no padding"),
         (DataShape { packing: true, bucketing: true, lengths, ..DataShape::PLAIN }, "packed sequences are all full"),
         (DataShape { padding, lengths, ..DataShape::PLAIN }, "the padding follows from the lengths"),
-        (DataShape { bucketing: true, ..DataShape::PLAIN }, "nothing is known to sort"),
+        (DataShape { bucketing: true, ..DataShape::PLAIN }, "nothing is known to sort into buckets"),
     ] {
         assert_eq!(data.check(SEQ_LEN).unwrap_err().0, expected);
     }
