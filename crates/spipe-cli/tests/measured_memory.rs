@@ -1,7 +1,5 @@
 //! The memory of public trainings with selective recompute, chunked losses and states in 16 bits.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use serde_json::Value;
 use std::{fs, path::Path, process::Command};
 
