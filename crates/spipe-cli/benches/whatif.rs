@@ -38,6 +38,9 @@ fn bounds(criterion: &mut Criterion) {
         attention: Attention::Fused,
         clip_norm: None,
         formats: Formats::PLAIN,
+        data: spipe_cost::DataShape::PLAIN,
+        recompute_ops: spipe_model::Operations::NONE,
+        loss: None,
     };
     let workloads = [1, 2, 4, 8, 16, 32, 64].map(workload).to_vec();
     let bounder = Bounder::new(Model::from_toml("layers-34.toml", MODEL).unwrap(), workloads);

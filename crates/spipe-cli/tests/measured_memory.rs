@@ -9,7 +9,8 @@ const LLAMA_3B: &str = "{\"model_type\": \"llama\", \"hidden_size\": 3072, \"num
     \"vocab_size\": 128256, \"tie_word_embeddings\": true, \"max_position_embeddings\": 131072}";
 
 /// Eight H100 of 96 GB.
-const MACHINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../spipe-reproduce/data/runs/machines/h100-96g-sxm-x8.toml");
+const MACHINE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../spipe-reproduce/data/runs/machines/h100-96g-sxm-x8.toml");
 
 const GIB: f64 = (1u64 << 30) as f64;
 

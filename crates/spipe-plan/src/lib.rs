@@ -45,8 +45,8 @@ pub use layout::{Layout, LayoutPart};
 pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Knobs, Placement};
 pub use plan::{ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord};
 pub use remarks::{
-    Executed, beyond_execution, beyond_export, beyond_plain_training, contrast_remark, estimate_remark, fullness_remarks,
-    hybrid_remarks, precision_remark, prompt_remark,
+    Executed, beyond_execution, beyond_export, beyond_plain_training, contrast_remark, estimate_remark,
+    fullness_remarks, hybrid_remarks, precision_remark, prompt_remark,
 };
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};

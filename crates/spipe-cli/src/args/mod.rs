@@ -98,7 +98,7 @@ pub enum Command {
     /// Measure this machine and write a hardware profile
     Calibrate(Calibrate),
     /// Find the best plan for a model on a machine
-    Plan(Plan),
+    Plan(Box<Plan>),
     /// Rank composed machines for a job: what to buy
     Whatif(Box<Whatif>),
     /// Predict tensor and data parallelism, in closed form
