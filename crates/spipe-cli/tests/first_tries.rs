@@ -89,7 +89,7 @@ fn a_model_in_place_of_a_job_suggests_its_job() {
     assert!(said.contains("spipe whatif --model llama3-8b --tokens 1G --budget"), "{said}");
 }
 
-/// What is not shipped is named, with the nearest of what is, or how to come by it.
+/// A refusal names the nearest shipped thing, or how to come by the one that was named.
 #[test]
 fn unknown_names_say_what_is_near() {
     for (args, part) in [

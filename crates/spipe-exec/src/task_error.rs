@@ -37,7 +37,7 @@ pub enum TaskError {
     Drive {
         /// The file.
         file: String,
-        /// What was tried: "read" or "written".
+        /// The attempt: "read" or "written".
         what: &'static str,
         /// The system's words.
         reason: String,

@@ -34,7 +34,7 @@ pub struct Executed<'a> {
     pub bases: &'a [BaseFormat],
 }
 
-/// What plain training has.
+/// The optimizers and formats of plain training.
 const PLAIN: Executed<'static> = Executed { optimizers: &[Optimizer::Adamw], bases: &[] };
 
 /// The part of a plan's training that is planned and simulated, but not executed, where `executed` is.

@@ -40,7 +40,7 @@ pub fn perfetto(picture: &Picture) -> String {
 /// Writes the same text event by event, so that it is never in memory as a whole.
 ///
 /// # Errors
-/// Those of `out`.
+/// The errors of `out`.
 pub fn write_perfetto(picture: &Picture, out: &mut impl Write) -> io::Result<()> {
     let scene = Scene::of(picture);
     let facts: Vec<String> = scene.facts();

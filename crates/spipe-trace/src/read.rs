@@ -71,7 +71,7 @@ pub fn to_json(trace: &Trace) -> String {
 /// Writes the same text as it is made, so that it is never in memory as a whole.
 ///
 /// # Errors
-/// Those of `out`.
+/// The errors of `out`.
 pub fn write_json(trace: &Trace, out: &mut impl io::Write) -> io::Result<()> {
     serde_json::to_writer(&mut *out, trace)?;
     out.write_all(b"\n")

@@ -1,4 +1,4 @@
-//! The rules of optimizer state on drives.
+//! The rules of drives, which hold optimizer state, and in training no parameters.
 
 use super::found::Found;
 use crate::{
@@ -12,6 +12,12 @@ use spipe_hardware::MemoryKind;
 /// Checks that states are on drives, that their steps run on a socket that a route joins with the
 /// drive, and that no step is undone.
 pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    for (index, stage) in placement.all_stages().enumerate() {
+        let id = StageId::from(index);
+        if let Some(fault) = streams_from_a_drive(context, (id, stage)) {
+            faults.push_at(id, fault);
+        }
+    }
     let drives = || placement.all_stages().enumerate().filter_map(|(index, stage)| Some((index, stage, stage.state?)));
     for (index, stage, drive) in drives() {
         let id = StageId::from(index);
@@ -31,6 +37,16 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
             faults.push_at(state.stage, Diagnostic::error(what).hint("add the link of the drive to the machine"));
         }
     }
+}
+
+/// In training, optimizer steps read and write parameters where they are, which is memory.
+fn streams_from_a_drive(context: &Context<'_>, (id, stage): (StageId, &Stage)) -> Option<Diagnostic> {
+    let Weights::Streamed(home) = stage.weights else { return None };
+    let memory = &context.hardware.memories()[home];
+    (memory.kind == MemoryKind::Nvme && context.workload().mode == Mode::Train).then(|| {
+        let what = format!("stage `{id}` streams its parameters from `{}`, which holds none in training", memory.name);
+        Diagnostic::error(what).hint("name a DRAM in `weights-in`, and the drive in `state-on`")
+    })
 }
 
 fn of_stage(
