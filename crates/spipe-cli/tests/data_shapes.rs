@@ -62,7 +62,10 @@ fn tokens_that_count_are_reported_and_plans_keep_their_data() {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (path, lengths) = (folder.join("padded.json"), folder.join("lengths.csv"));
     let (path, lengths) = (path.to_str().unwrap(), lengths.to_str().unwrap());
+    let text = folder.join("text.txt");
+    let text = text.to_str().unwrap();
     std::fs::write(lengths, "length,documents\n64,3\n256,1\n").unwrap();
+    std::fs::write(text, "A text that is long enough. ".repeat(200)).unwrap();
     let rate = |path: &str| json(&["simulate", path])["tokens-per-second"].as_f64().unwrap();
     let planned = |more: &[&str]| {
         assert_eq!(spipe(&plan(&[more, &["-o", path]].concat())).code, 0, "{more:?}");
@@ -72,7 +75,7 @@ fn tokens_that_count_are_reported_and_plans_keep_their_data() {
     let half = planned(&["--padding", "50%"]);
     assert!((half / plain - 0.5).abs() < 1e-9, "{half} {plain}");
     assert!((planned(&["--packing"]) / plain - 1.0).abs() < 1e-9);
-    let run = spipe(&["run", path, "--data", lengths, "--steps", "1", "--bind", "gpu0=emulated:0"]);
+    let run = spipe(&["run", path, "--data", text, "--steps", "1", "--bind", "gpu0=emulated:0"]);
     assert!(!run.err.contains("planned and simulated only"), "packed text is what runs read: {}", run.err);
 
     // Of two documents one is long in 7 of 16 microbatches: 148 tokens are computed, and 112 count.
@@ -83,7 +86,7 @@ fn tokens_that_count_are_reported_and_plans_keep_their_data() {
     assert!(human.out.contains("tokens/s that count (75.7 % of those computed)"), "{}", human.out);
     let bucketed = planned(&["--lengths", lengths, "--bucketing"]);
     assert!(padded < bucketed && bucketed < plain * 1.05, "{padded} {bucketed} {plain}");
-    let refused = spipe(&["run", path, "--data", lengths, "--steps", "1"]);
+    let refused = spipe(&["run", path, "--data", text, "--steps", "1"]);
     assert_eq!(refused.code, 3, "{}", refused.err);
     assert!(
         refused.err.contains("documents of different lengths, which is planned and simulated only"),

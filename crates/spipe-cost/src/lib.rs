@@ -37,6 +37,7 @@ mod memory;
 mod optimizer;
 mod parallel;
 mod roofline;
+mod shaped;
 mod steps;
 mod table;
 mod training;
