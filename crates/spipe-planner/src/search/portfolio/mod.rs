@@ -151,7 +151,17 @@ fn allowed(problem: &Problem<'_>, system: System) -> Vec<Placement> {
     let mut list: Vec<Placement> = candidates(&problem.context, system).into_iter().map(held).collect();
     list.extend(problem.options.start.iter().filter(|start| start.system == system).cloned());
     list.retain(|placement| pins.allow(&problem.context, placement));
-    list
+    if pins.is_empty() {
+        return list;
+    }
+    // Pins make many candidates equal, and only a few are simulated.
+    let mut different: Vec<Placement> = Vec::new();
+    for placement in list {
+        if !different.contains(&placement) {
+            different.push(placement);
+        }
+    }
+    different
 }
 
 struct Portfolio<'s, 'a> {
