@@ -2,20 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/command.rs"]
+mod command;
+
+use command::spipe;
 use serde_json::Value;
-use std::process::Command;
-
-struct Run {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-fn spipe(args: &[&str]) -> Run {
-    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
-}
 
 /// The words of a plan of GPT-2 on one GPU, with more words.
 fn plan<'a>(more: &[&'a str]) -> Vec<&'a str> {

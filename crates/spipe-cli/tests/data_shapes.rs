@@ -2,20 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/command.rs"]
+mod command;
+
+use command::spipe;
 use serde_json::Value;
-use std::{path::Path, process::Command};
-
-struct Run {
-    code: i32,
-    out: String,
-    err: String,
-}
-
-fn spipe(args: &[&str]) -> Run {
-    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Run { code: output.status.code().unwrap(), out: text(output.stdout), err: text(output.stderr) }
-}
+use std::path::Path;
 
 fn plan<'a>(more: &[&'a str]) -> Vec<&'a str> {
     let mut args = vec!["plan", "--model", "gpt2", "--hardware", "one-gpu", "--seq-len", "256", "--global-batch", "4"];

@@ -10,7 +10,7 @@
 //! | the first plan, where only feasibility is asked for | [`FIRST_PLAN`] | the time limit |
 //! | lower bounds of all systems | [`BOUNDS`] | the time left |
 //! | candidates of systems, where Mobius' programs come after them | [`BEFORE_MOBIUS`] | the time left |
-//! | integer programs for candidates of one system | [`COUNTED`] | the time left |
+//! | integer programs for candidates of one system, and those of sharded stages | [`COUNTED`] each | the time left |
 //! | … one of them | [`COUNTED_PROGRAM`] | that time |
 //! | one of Mobius' programs | [`MOBIUS_PROGRAM`] | the time limit |
 //! | branch and bound over device orders | [`BRANCH_AND_BOUND`] | the time left |
@@ -34,7 +34,7 @@ pub(crate) const BOUNDS: u32 = 25;
 /// Candidates of all systems, so that Mobius' programs are solved as well.
 pub(crate) const BEFORE_MOBIUS: u32 = 80;
 
-/// All integer programs for the candidates of one system.
+/// All integer programs for the candidates of one system; as much again for those of sharded stages.
 pub(crate) const COUNTED: u32 = 8;
 
 /// One of these programs.

@@ -1,18 +1,11 @@
 //! An estimate of the iteration time of a placement that streams parameters: the load of its busiest
 //! resource, and the time until all devices are at work.
 
-use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
+use crate::score::lane::{Lane, link_times};
+use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
 use spipe_cost::LayerMemory;
 use spipe_plan::{Context, Placement, Stage, Weights};
 use std::collections::BTreeMap;
-
-/// A resource with a load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Lane {
-    /// The passes of a device and the optimizer steps on it.
-    Compute(DeviceId),
-    Link(LinkId),
-}
 
 /// Estimates the iteration time of `placement`, in ms: the time for which its busiest resource works, a
 /// device with passes and steps or a link with copies of parameters and gradients, and for each device
@@ -99,11 +92,9 @@ impl Busy<'_, '_> {
         stage.layers.iter().map(|layer| part(self.context.cost.memory(layer, stage.device))).sum()
     }
 
-    fn moves(&mut self, (from, to): (MemoryId, MemoryId), bytes: Bytes) {
-        let hardware = self.context.hardware;
-        let Some(route) = hardware.route(from, to).filter(|_| from != to) else { return };
-        for link in route.links.clone() {
-            self.add(Lane::Link(link), 1e3 * bytes.as_f64() / hardware.links()[link].bandwidth.get());
+    fn moves(&mut self, ends: (MemoryId, MemoryId), bytes: Bytes) {
+        for (link, time) in link_times(self.context.hardware, ends, bytes.as_f64()) {
+            self.add(Lane::Link(link), time);
         }
     }
 }

@@ -20,7 +20,7 @@ const BUDGET: usize = 24 << 20;
 /// The most columns: 34 for each pixel of a screen 1920 pixels wide.
 const FINEST: usize = 1 << 16;
 
-/// The unit of shares: a column has so many.
+/// The shares of a full column.
 const WHOLE: f64 = 255.0;
 
 /// The columns of a trace.

@@ -13,7 +13,7 @@ use crate::{
 };
 use crate::{
     formulation::sharded::memory::{Any, Need, StageDivision},
-    score::sharded::load::{Busy, Lane},
+    score::{lane::Lane, sharded::load::Busy},
     space::sharded::{Home, Length, ShardedMode, units},
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};

@@ -1,35 +1,12 @@
 //! The load of each resource of a sharded placement: the time for which one iteration keeps it
 //! busy, a lower bound on the iteration time.
 
+use crate::score::lane::{Lane, link_times};
 use crate::space::sharded::gathered;
 use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
 use spipe_cost::{LayerMemory, LayerTime};
 use spipe_plan::{Context, Placement, Stage, Weights};
 use std::collections::BTreeMap;
-
-/// A resource with a load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Lane {
-    /// The passes of a device, and the scatter and gather of the first layer between the passes of
-    /// two iterations.
-    Passes(DeviceId),
-    /// The passes and optimizer steps of a device, or the optimizer steps of a socket.
-    Compute(DeviceId),
-    /// The optimizer steps of a socket, and the passes that cannot run beside them. A step comes
-    /// after the device's last gradients of the stage and before its parameters are used again. So
-    /// no step runs beside
-    ///
-    /// - all rounds but one, and of that one the passes of the last stage: there are no gradients
-    ///   before its backward, and whichever stage is updated last, its forward is yet to come;
-    /// - where gradients are checked, also the backwards of that round that the norm waits for,
-    ///   since steps come after it;
-    /// - where steps are a phase of their own, all rounds, since steps come before the first
-    ///   forward.
-    Stepping(DeviceId),
-    /// The ring, by the device that receives.
-    Collecting(DeviceId),
-    Link(LinkId),
-}
 
 /// The loads of all resources, in ms per iteration.
 ///
@@ -233,11 +210,8 @@ impl<'b, 'a> Busy<'b, 'a> {
     }
 
     /// The time of `bytes` on the slowest link from one memory to another, and on each link, in ms.
-    fn route(&self, (from, to): (MemoryId, MemoryId), bytes: f64) -> (f64, Vec<(LinkId, f64)>) {
-        let hardware = self.context.hardware;
-        let Some(route) = hardware.route(from, to).filter(|_| from != to) else { return (0.0, Vec::new()) };
-        let time = |link: &LinkId| (*link, 1e3 * bytes / hardware.links()[*link].bandwidth.get());
-        let links: Vec<(LinkId, f64)> = route.links.iter().map(time).collect();
+    fn route(&self, ends: (MemoryId, MemoryId), bytes: f64) -> (f64, Vec<(LinkId, f64)>) {
+        let links = link_times(self.context.hardware, ends, bytes);
         (links.iter().map(|(_, time)| *time).fold(0.0, f64::max), links)
     }
 }

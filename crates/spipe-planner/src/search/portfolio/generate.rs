@@ -121,14 +121,14 @@ impl Portfolio<'_, '_> {
             let fits = check(&self.problem.context, placement).is_ok();
             fits.then(|| {
                 let busy = busiest(&self.costs, placement);
-                let rank = if family == Family::Streamed { estimate(&self.costs, placement) } else { None };
-                (rank.unwrap_or(busy), busy, index)
+                let estimate = if family == Family::Streamed { estimate(&self.costs, placement) } else { None };
+                Fitting { rank: estimate.unwrap_or(busy), busy, index }
             })
         };
-        let mut fitting: Vec<(f64, f64, usize)> = candidates.par_iter().enumerate().filter_map(work).collect();
+        let mut fitting: Vec<Fitting> = candidates.par_iter().enumerate().filter_map(work).collect();
         // Sharded candidates come in this order.
         if family != Family::Sharded {
-            fitting.sort_by(|one, other| one.0.total_cmp(&other.0));
+            fitting.sort_by(|one, other| one.rank.total_cmp(&other.rank));
         }
         let unfit = candidates.len() - fitting.len();
         fitting.truncate(self.problem.most_candidates());
@@ -144,13 +144,12 @@ impl Portfolio<'_, '_> {
             (left, size) = (behind, (2 * size).min(*BATCHES.end()));
             let best = list.iter().map(|(_, (time, _))| *time).min();
             let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((best.as_ns() as f64 * reach).ceil() as u64));
-            let promising: Vec<_> =
-                batch.iter().filter(|(_, busy, _)| *busy <= limit.to_ms() * (1.0 + ROUNDING)).collect();
+            let promising: Vec<_> = batch.iter().filter(|one| one.busy <= limit.to_ms() * (1.0 + ROUNDING)).collect();
             // Without the first batch, all candidates would have been generated for nothing.
             let first = list.is_empty();
-            let tried = |(_, _, index): &(f64, f64, usize)| {
+            let tried = |one: &Fitting| {
                 let time = !until.over() || (first && !until.stopped());
-                time.then(|| (*index, judge_within(self.problem, candidates[*index].clone(), limit)))
+                time.then(|| (one.index, judge_within(self.problem, candidates[one.index].clone(), limit)))
             };
             let tried: Vec<_> = promising.into_par_iter().filter_map(tried).collect();
             looks += tried.len();
@@ -174,6 +173,16 @@ impl Portfolio<'_, '_> {
         self.programs = scored.iter().map(|(time, _)| *time).min();
         known.best = scored.into_iter().map(Some).fold(known.best.take(), faster);
     }
+}
+
+/// A candidate that fits.
+struct Fitting {
+    /// The estimated time, or that of the busiest device, in ms.
+    rank: f64,
+    /// The time for which its busiest device computes, in ms: no iteration is shorter.
+    busy: f64,
+    /// Its place among the candidates.
+    index: usize,
 }
 
 /// Placements that run with their times, the number of simulations, and the number of examined
