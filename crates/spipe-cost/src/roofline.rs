@@ -23,7 +23,7 @@ pub(crate) const UNFUSED: f64 = 1.5;
 impl Roofline<'_> {
     /// Returns `launch floor × kernels + max(FLOPs ÷ rate, bytes ÷ bandwidth)`; `None` if the
     /// device has no peak for the data type. Where the host's launches are counted
-    /// ([`launches`](crate::launches)), the floor is theirs.
+    /// (`launches`), the floor is theirs.
     pub fn time(&self, op: &Op) -> Option<Seconds> {
         let bytes = Bytes::new(op.elements_moved(self.attention) * self.element);
         let rate = match op {

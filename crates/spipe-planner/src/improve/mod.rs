@@ -103,7 +103,7 @@ pub(crate) fn refine(
             if examined >= most || deadline.over() {
                 return (best, examined);
             }
-            let batch = promising.batch(deadline);
+            let batch = promising.batch(BATCH.min(most - examined), deadline);
             if batch.is_empty() {
                 break;
             }
@@ -178,11 +178,11 @@ impl<'s, 'a> Promising<'s, 'a> {
         Self { problem, left: left.into_iter() }
     }
 
-    /// Returns the next few neighbours that fit.
-    fn batch(&mut self, deadline: &Deadline<'_>) -> Vec<Placement> {
+    /// Returns the next neighbours that fit, at most `most`.
+    fn batch(&mut self, most: usize, deadline: &Deadline<'_>) -> Vec<Placement> {
         let mut batch: Vec<Placement> = Vec::new();
-        while batch.len() < BATCH && !deadline.over() {
-            let few: Vec<Placement> = self.left.by_ref().take(BATCH - batch.len()).collect();
+        while batch.len() < most && !deadline.over() {
+            let few: Vec<Placement> = self.left.by_ref().take(most - batch.len()).collect();
             if few.is_empty() {
                 break;
             }

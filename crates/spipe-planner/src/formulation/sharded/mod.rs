@@ -79,6 +79,8 @@ pub(crate) struct ShardedProgram<'p, 'a> {
     any: Option<Vec<Any>>,
     /// Bytes to leave free on every device.
     left: Bytes,
+    /// Whether counts may be fractions: a bound that is a little weaker, in a small part of the time.
+    relaxed: bool,
     /// Time limit of the solver.
     time: Duration,
 }
@@ -95,8 +97,9 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
         let length = if let Room::Stages { length, .. } = room { length } else { Length::Equal(1) };
         let (phased, time) = (costs.phased, costs.program_time);
         let farthest = choices.first().map_or(Home::Device, |choice| choice.home);
-        let mut program =
-            Self { context, devices, phased, runs: Vec::new(), between, any: None, left: Bytes::ZERO, time };
+        let relaxed = costs.one_program && matches!(room, Room::Any { .. });
+        let (runs, any, left) = (Vec::new(), None, Bytes::ZERO);
+        let mut program = Self { context, devices, phased, runs, between, any, left, relaxed, time };
         let whole = match room {
             Room::Stages { resident, .. } => program.divided(costs, (length, resident), farthest),
             Room::Any { recomputed } => StageDivision::Any { recomputed },
@@ -203,7 +206,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
 
     fn solve(&self) -> (Minimum, Variables) {
         let mut vars = variables!();
-        let whole = self.runs.iter().map(|run| run.loads.len()).sum::<usize>() <= MOST_WHOLE;
+        let whole = !self.relaxed && self.runs.iter().map(|run| run.loads.len()).sum::<usize>() <= MOST_WHOLE;
         let count = |vars: &mut ProblemVariables, most: usize| {
             let count = variable().min(0.0).max(most as f64);
             vars.add(if whole { count.integer() } else { count })

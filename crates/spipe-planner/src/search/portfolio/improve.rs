@@ -35,6 +35,9 @@ impl Portfolio<'_, '_> {
         order.retain(|index| self.systems[*index].bound < self.limit());
         if self.problem.options.effort.is_some_and(Effort::improves_the_best_alone) {
             order.truncate(1);
+            for index in &order {
+                self.systems[*index].others.clear();
+            }
         }
         let behind = order.split_off(REFINED.min(order.len()));
         let mut starts = self.starts(&order);
