@@ -50,7 +50,8 @@ const MOST_TIGHTENED: usize = 4;
 const BOTH_TRIED: usize = 8;
 
 /// Returns placements with the same choice for all layers, for all numbers of devices and lengths
-/// of stages; on the most devices also those that save memory on as few stages as possible.
+/// of stages; on the most devices also those that save memory on as few stages as possible, which are
+/// gathered for each use, or once for all.
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let runs = runs(context.cost, &|_, _| true);
     let mut placements = Vec::new();
@@ -62,12 +63,15 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     for shards in shares(context) {
         let choices = ShardedMode::of((system, shards), context);
         for partition in &partitions {
+            let few = FEWEST_RESIDENT as usize;
             if Some(shards) == most {
-                placements.extend(filled(context, (system, shards), (&choices, partition)));
+                let residents = [few, partition.len()];
+                let residents = &residents[..if partition.len() > few { 2 } else { 1 }];
+                let of = |resident: &usize| filled(context, (system, shards, *resident), (&choices, partition));
+                placements.extend(residents.iter().flat_map(of));
             }
             let alike = |choice: &ShardedMode| partition.iter().map(|layers| choice.stage(context, *layers)).collect();
             let stages = choices.iter().filter_map(alike);
-            let few = FEWEST_RESIDENT as usize;
             placements.extend(stages.filter_map(|stages| placement(system, (shards, few), stages)));
         }
     }
@@ -78,19 +82,20 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
 /// the first ones as memory demands: these have a leaner choice.
 fn filled(
     context: &Context<'_>,
-    (system, shards): (System, usize),
+    (system, shards, resident): (System, usize, usize),
     (choices, partition): (&[ShardedMode], &[LayerRange]),
 ) -> Vec<Placement> {
     let of = |lean: &ShardedMode, rich: &ShardedMode, count: usize| {
         let choice = |index: usize| if index < count { lean } else { rich };
         let stages = partition.iter().enumerate().map(|(index, layers)| choice(index).stage(context, *layers));
-        placement(system, (shards, FEWEST_RESIDENT as usize), stages.collect::<Option<_>>()?)
+        placement(system, (shards, resident), stages.collect::<Option<_>>()?)
     };
     let fits = |placement: Option<Placement>| placement.filter(|placement| check(context, placement).is_ok());
     let rich = choices.iter().enumerate().filter(|(_, choice)| choice.home == Home::Device);
     let mut list = Vec::new();
     for (index, rich) in rich {
-        if fits(of(rich, rich, 0)).is_some() {
+        if let Some(all) = fits(of(rich, rich, 0)) {
+            list.push(all);
             continue;
         }
         for lean in &choices[..index] {
