@@ -9,6 +9,7 @@
 /// | linear programs that bound a system of stages | one | all |
 /// | integer programs for candidates, Mobius' programs, balanced stages | no | yes |
 /// | simulated candidates of one system | 3 to 8 | all |
+/// | … estimated at this factor above the best plan, at most | 1.02 | any |
 /// | simulated neighbours of one placement | 4 to 24 | 16 to 400 |
 /// | bounds of sharded systems | with fractions of layers | with whole layers |
 /// | improved placements | the fastest | all |
@@ -32,6 +33,14 @@ impl Effort {
         match self {
             Self::Low => within((1 << 18) / size.max(1), 3, 8),
             Self::High => usize::MAX,
+        }
+    }
+
+    /// The factor above the best plan up to which candidates are simulated, by their estimated time.
+    pub(crate) const fn promising(self) -> f64 {
+        match self {
+            Self::Low => 1.02,
+            Self::High => f64::INFINITY,
         }
     }
 

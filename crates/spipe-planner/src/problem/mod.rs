@@ -130,6 +130,12 @@ impl Problem<'_> {
         self.options.effort.map_or(usize::MAX, |effort| effort.candidates(self.size()))
     }
 
+    /// Returns the factor above the best plan up to which candidates are simulated, by their
+    /// estimated time.
+    pub(crate) fn promising(&self) -> f64 {
+        self.options.effort.map_or(f64::INFINITY, Effort::promising)
+    }
+
     /// Returns the most neighbours of one placement that local search estimates: eight for each that
     /// it may simulate.
     pub(crate) fn most_neighbours(&self) -> usize {

@@ -131,6 +131,8 @@ impl Portfolio<'_, '_> {
             fitting.sort_by(|one, other| one.rank.total_cmp(&other.rank));
         }
         let unfit = candidates.len() - fitting.len();
+        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        fitting.retain(|one| one.rank <= best * self.problem.promising());
         fitting.truncate(self.problem.most_candidates());
         // Candidates that are nearly as fast are improved as well.
         let reach = reach(family);
