@@ -107,6 +107,13 @@ planner-report: build
 bench: setup
 	$(CARGO) bench --profile release --locked --workspace --bench simulator --bench planner --bench plans --bench whatif --bench executor
 
+.PHONY: bench-whatif
+## At least 10,000 composed machines for a model of 34 layers, of which at least 2,000 are unlike in speed or memory: how they
+## were decided, and the time on two threads.
+bench-whatif: build
+	@cd reports/whatif && bash -c 'time ../../target/release/spipe whatif ten-thousand.toml --as-of 2026-11-27 \
+	  --threads 2 --shard 1/1 -o ../../target/ten-thousand.json'
+
 .PHONY: bench-pytorch
 ## Optimizer and tokens per second beside PyTorch, turn by turn in one run. PYTHON needs torch (pip install torch).
 PYTHON ?= python3

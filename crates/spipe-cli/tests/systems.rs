@@ -189,8 +189,8 @@ fn published_tables_are_met() {
     }
     let (most, mean) = errors(table("spipe-figure-9"), "gpu, ms");
     assert!(most < 0.08 && mean < 0.04, "{most} {mean}");
-    let (most, mean) = errors(table("spipe-figure-10"), "gpu, ms");
-    assert!(most < 0.07 && mean < 0.035, "{most} {mean}");
+    let (most, mean) = errors(table("spipe-figure-10"), "iteration, ms");
+    assert!(most < 0.12 && mean < 0.06, "{most} {mean}");
     for (cluster, bound) in [("V100, ms", 0.03), ("RTX 3090, ms", 0.08)] {
         let cells = table("spipe-tails")["cells"].as_array().unwrap().iter().filter(|cell| cell["column"] == cluster);
         let errors: Vec<f64> = cells.map(|cell| cell["error"].as_f64().unwrap().abs()).collect();

@@ -79,10 +79,23 @@ fn a_job_is_answered_in_all_formats() {
     );
     let page = std::fs::read_to_string(at.join("page.html")).unwrap();
     assert!(
-        page.contains("<svg") && page.contains("What changes the cost") && !page.contains("http-equiv=\"refresh\"")
+        page.contains("<svg") && page.contains("What would change rank 1") && !page.contains("http-equiv=\"refresh\"")
     );
     assert!(!page.contains(" src=\"http") && !page.contains("@import"), "the page loads nothing");
     assert!(at.join("plots/cost-against-time.svg").exists());
+    assert!(std::fs::read_to_string(at.join("plots/tornado.svg")).unwrap().contains("price of rtx"));
+    let tornado = &answer["tornado"];
+    assert_eq!((&tornado["machine"], &tornado["other"]), (&machines[0]["machine"], &machines[1]["machine"]));
+    let inputs = tornado["inputs"].as_array().unwrap();
+    for wanted in
+        ["price of rtx4090", "residual value", "electricity", "use", "ownership", "rate of rank 1", "power at the wall"]
+    {
+        let swing = inputs.iter().find(|swing| swing["input"] == wanted);
+        let swing = swing.unwrap_or_else(|| panic!("{wanted}: {tornado}"));
+        assert!(swing["low"]["value"].as_f64() < swing["high"]["value"].as_f64(), "{swing}");
+        assert!(swing["low"]["margin"].is_f64() && swing["high"]["cost"].is_f64(), "{swing}");
+    }
+    assert!(answer["error-source"].as_str().unwrap().starts_with("estimate"), "{answer}");
 }
 
 /// The answer of a command that succeeds, as JSON.
@@ -184,6 +197,42 @@ fn a_deadline_that_nothing_meets_ends_with_code_4_and_the_closest() {
     assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
     assert!(text(&output.stdout).contains("The closest is 1xrtx4090"), "{}", text(&output.stdout));
     assert!(text(&output.stderr).contains("no machine meets the deadline of 1 min"));
+}
+
+/// A machine without a plan is mended by the cheapest part of the catalogue, though the sweep does not vary it.
+#[test]
+fn repairs_are_the_cheapest_of_the_catalogue() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let job = JOB.replace("\"gpt2\"", "\"llama3-8b\"").replace("[\"rtx3090\", \"rtx4090\"]", "[\"rtx3090\"]");
+    let job = job.replace("[1, 2]", "[1]").replace("epyc-7713p", "ryzen-9950x").replace("128 GiB", "64 GiB");
+    std::fs::write(at.join("job.toml"), &job).unwrap();
+    let asked = |name: &str, rows: &str| {
+        let output = spipe(at, &["whatif", name, "--as-of", "2026-11-27", "--format", "json", "--top", rows]);
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
+    };
+    let alone = asked("job.toml", "1");
+    let broken = &alone["infeasible"][0];
+    assert_eq!((alone["status"].as_str(), broken["repair-is-cheapest"].as_bool()), (Some("infeasible"), Some(true)));
+    let repair = &broken["repair"];
+    let price = repair["price"].as_f64().unwrap();
+    assert!(repair["change"].as_str().unwrap().contains(" → "), "{repair}");
+    // No machine with more memory, another card of 24 GiB or more, or a second card is both cheaper and has a plan.
+    for (from, to) in [
+        ("\"64 GiB\"", "\"64 GiB\", \"96 GiB\", \"128 GiB\", \"192 GiB\""),
+        ("gpus = [1]", "gpus = [1, 2]"),
+        ("[\"rtx3090\"]", "[\"rtx3090\", \"rtx4090\", \"rtx5090\", \"rtx-a6000\"]"),
+    ] {
+        std::fs::write(at.join("wider.toml"), job.replace(from, to)).unwrap();
+        let wider = asked("wider.toml", "20");
+        let own = wider["infeasible"].as_array().unwrap().iter().find(|one| one["machine"] == broken["machine"]);
+        let own = own.unwrap_or_else(|| panic!("{wider}"));
+        assert_eq!(own["repair"], *repair, "{from} → {to}");
+        for row in wider["machines"].as_array().unwrap() {
+            let typical = |machine: &Value| machine["price"]["typical"].as_f64().unwrap();
+            assert!(price <= typical(row) - typical(own) + 1e-6, "{row}");
+        }
+    }
 }
 
 #[test]

@@ -26,8 +26,12 @@ pub use job::{
     CostFile, FORMAT_VERSION, GLOBAL_BATCH, Job, JobFile, KEYS, LimitsFile, Objective, Rule, SkipFile, TrainFile,
     VaryFile, schema,
 };
-pub use rank::{Bottleneck, Change, CountsData, Efforts, Infeasible, NOISE, Ranking, Row, Table, neighbours, rank};
+pub use rank::{
+    Bottleneck, Change, CountsData, Efforts, End, Infeasible, NOISE, Ranking, Row, Swing, Table, Tornado, Turn,
+    change_of, neighbours, rank,
+};
 pub use run::{Answer, Counts, Effort, Figures, Judge, Planned, Plans, Question, Run, Shard};
 pub use search::run;
 pub use state::{MergeError, Setup, State, merge};
 pub use sweep::{Candidate, Skipped, Sweep, sweep, sweep_of};
+pub use validated::UNFITTED_ERROR;

@@ -2,6 +2,15 @@
 
 use crate::{Candidate, Job};
 
+/// The relative error of a prediction that nothing was fitted to. Estimate: the largest mean error of a group of
+/// measured trainings with shipped constants (`reports/reproductions/runs.md`), rounded up to a tenth, since the
+/// groups are few.
+pub const UNFITTED_ERROR: f64 = 0.3;
+
+/// The source of [`UNFITTED_ERROR`] in reports.
+pub(crate) const ERROR_SOURCE: &str =
+    "estimate: the largest mean error of a group of measured trainings without any fit, rounded up to a tenth";
+
 /// GPUs on which trainings were measured, by the beginning of their names.
 const MEASURED: [&str; 6] = ["rtx3090", "rtx4090", "rtx-a6000", "v100-", "a100-", "h100-"];
 
@@ -26,4 +35,26 @@ pub(crate) fn outside(job: &Job, candidate: &Candidate) -> Vec<String> {
         remarks.push(format!("no training with sequences of {length} tokens was compared with its prediction"));
     }
     remarks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const REPORT: &str = include_str!("../../../reports/reproductions/runs.md");
+
+    /// The mean errors without any fit, of the first table: `| [group](#group) | runs | 5.9 % (15.8 %) | …`.
+    fn means() -> Vec<f64> {
+        let rows = REPORT.lines().filter(|line| line.starts_with("| ["));
+        let mean = |row: &str| row.split('|').nth(3)?.split('%').next()?.trim().parse().ok();
+        rows.map(|row| mean(row).unwrap()).collect()
+    }
+
+    #[test]
+    fn the_error_without_a_fit_is_that_of_the_report() {
+        let means = means();
+        assert!(means.len() >= 5, "{means:?}");
+        let tenths = (means.iter().copied().fold(0.0, f64::max) / 10.0).ceil();
+        assert!((UNFITTED_ERROR - tenths / 10.0).abs() < 1e-12, "{means:?}");
+    }
 }

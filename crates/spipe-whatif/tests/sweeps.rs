@@ -165,6 +165,91 @@ proptest! {
     }
 }
 
+/// The run of all machines without bounds, ranked with all of them in the table.
+fn whole(job: &Job, sweep: &Sweep, seed: u64) -> Table {
+    let ask = Question { job, sweep, objective: Objective::Cost, rows: 60, shard: Shard::WHOLE, bounds: false };
+    ranked((job, sweep), &run(&ask, &Formula { seed }, Plans::new()).unwrap(), (Objective::Cost, 60))
+}
+
+/// The ends of the tornado are the answers of jobs that state these values, and its turn is where they change.
+#[test]
+fn a_tornado_is_what_other_jobs_answer() {
+    let text = |electricity: f64, using: f64, years: f64, days: f64| {
+        format!(
+            "[limits]\ndeadline = \"{days} d\"\n[cost]\nelectricity = \"{electricity} USD/kWh\"\nuse = {using}\nownership = \"{years} years\"\n"
+        )
+    };
+    let (mut turns, mut looked_at) = (0, 0);
+    for seed in 0..12 {
+        let base = job(&text(0.3, 0.5, 3.0, 20.0));
+        let sweep = machines(&base, seed);
+        let table = whole(&base, &sweep, seed);
+        let tornado = table.tornado.unwrap();
+        let (first, others) = table.machines.split_first().unwrap();
+        assert_eq!((&tornado.machine, &tornado.other), (&first.machine, &others[0].machine));
+        if first.meets_deadline == others[0].meets_deadline && first.meets_deadline == Some(true) {
+            let margin = others[0].cost_of_job.typical / first.cost_of_job.typical - 1.0;
+            assert!((tornado.margin.unwrap() - margin).abs() < 1e-9, "{tornado:?}");
+        }
+        for swing in &tornado.inputs {
+            let at = |value: f64| match swing.input.as_str() {
+                "electricity" => Some(text(value, 0.5, 3.0, 20.0)),
+                "use" => Some(text(0.3, value, 3.0, 20.0)),
+                "ownership" => Some(text(0.3, 0.5, value, 20.0)),
+                "deadline" => Some(text(0.3, 0.5, 3.0, value / 24.0)),
+                _ => None,
+            };
+            let first_at = |value: f64| Some(whole(&job(&at(value)?), &sweep, seed).machines[0].clone());
+            for end in [&swing.low, &swing.high] {
+                let Some(row) = first_at(end.value) else { continue };
+                assert_eq!(row.machine, end.first, "{}", swing.input);
+                if row.machine == tornado.machine {
+                    assert!((row.cost_of_job.typical / end.cost - 1.0).abs() < 1e-6, "{}", swing.input);
+                }
+                looked_at += 1;
+            }
+            let Some(turn) = &swing.turn else { continue };
+            assert_ne!(turn.first, tornado.machine);
+            if let Some(row) = first_at(turn.value) {
+                assert_eq!(row.machine, turn.first, "{}", swing.input);
+                let before = turn.value + (swing.typical - turn.value) * 1e-3;
+                assert_eq!(first_at(before).unwrap().machine, tornado.machine, "{}", swing.input);
+                turns += 1;
+            }
+        }
+    }
+    assert!(looked_at >= 90 && turns >= 1, "{looked_at} ends, {turns} turns");
+}
+
+/// Ranges of the catalogue move the price of a part in every machine that has it.
+#[test]
+fn a_part_that_all_machines_have_changes_both_sides() {
+    let base = job(
+        "[vary]\ngpu = [\"rtx3090\", \"rtx4090\"]\ngpus = [1]\nplatform = [\"epyc-7713p\"]\ndram = [\"128 GiB\"]\ncondition = [\"used\"]\n",
+    );
+    let sweep = sweep(&Catalogue::shipped().unwrap(), &base, day()).unwrap();
+    let table = whole(&base, &sweep, 1);
+    let tornado = table.tornado.unwrap();
+    let named: Vec<&str> = tornado.inputs.iter().map(|swing| swing.input.as_str()).collect();
+    for wanted in [
+        "price of rtx3090",
+        "price of rtx4090",
+        "price of epyc-7713p",
+        "residual value",
+        "electricity",
+        "rate of rank 1",
+    ] {
+        assert!(named.contains(&wanted), "{wanted}: {named:?}");
+    }
+    let swing = |name: &str| tornado.inputs.iter().find(|swing| swing.input == name).unwrap();
+    let gpu = |machine: &str| if machine.contains("rtx3090") { "price of rtx3090" } else { "price of rtx4090" };
+    let (own, other) = (swing(gpu(&tornado.machine)), swing(gpu(&tornado.other)));
+    assert!(own.low.margin > own.high.margin && other.low.margin < other.high.margin, "{own:?} {other:?}");
+    let item = &sweep.candidates.iter().find(|one| one.name() == tornado.machine).unwrap().price.items;
+    let price = item.iter().find(|(item, _)| own.input.ends_with(&item.name)).unwrap().1;
+    assert!((own.low.value - price.low).abs() < 1e-9 && (own.high.value - price.high).abs() < 1e-9);
+}
+
 #[test]
 fn threads_change_nothing() {
     let job = job("[limits]\ndeadline = \"30 d\"\n");

@@ -22,8 +22,9 @@ pub struct Measured {
     pub parameters: u64,
     #[serde(default)]
     pub shape: Option<Shape>,
-    #[serde(default)]
-    pub checkpoints: Checkpoints,
+    /// Whether cards copy to each other directly, as in machine files; true if absent.
+    #[serde(default = "direct")]
+    pub peer_access: bool,
     /// The rate of a copy, where it is known from elsewhere.
     #[serde(default)]
     pub link: Option<Text<BytesPerSecond>>,
@@ -52,15 +53,9 @@ pub struct Shape {
     microbatch: u64,
 }
 
-/// The way that checkpoints travel.
-#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub enum Checkpoints {
-    /// On a channel of their own.
-    #[default]
-    OwnChannel,
-    /// Between passes, like boundaries.
-    BetweenPasses,
+/// Peer access where a row does not say.
+const fn direct() -> bool {
+    true
 }
 
 impl Shape {

@@ -7,15 +7,19 @@
 //! parameters in   bytes ÷ link, one stage ahead
 //! ```
 //!
-//! Each pass ends with the exchange of its boundary with the neighbours. Checkpoints have a channel
-//! of their own, unless devices cannot copy to each other directly. Then they travel between
-//! passes, as boundaries do: B/F of them after each forward and one before each backward, for F
-//! forward and B backward stages per device.
+//! Each pass ends with the exchange of its boundary with the neighbours. With peer access, cards have channels
+//! between them, of which checkpoints have their own. Without it, all copies of a card go through the host on one
+//! channel:
+//!
+//! - a forward of SPipe also sends its checkpoints, B/F of them for F forward and B backward stages per device, before
+//!   the next pass. Those that arrive wait in the host for their backward: their receives are posted ahead;
+//! - while parameters of the next stage are under way, an exchange has half of the channel (max–min fair shares of two
+//!   flows).
 //!
 //! There is one link rate for all rows of a file and one rate of arithmetic for each model. Both
 //! are fitted on the GPU parts of the rows marked so, the link only where rows do not state it.
 
-use super::passes::{Checkpoints, HALF, Row, Shape, gpu_part, time};
+use super::passes::{HALF, Row, Shape, gpu_part, time};
 use spipe_base::Faults;
 use spipe_schedule::StreamedTimes;
 use std::collections::BTreeMap;
@@ -44,20 +48,34 @@ pub struct Rates {
 pub fn times(row: &Row, shape: &Shape, (work, link): (f64, f64)) -> StreamedTimes {
     let [forward, backward] = row.stages.map(|stages| stages as f64);
     let stages = row.devices as f64 * forward;
-    let coupled = row.system == "mobius";
-    let (sent, taken) = match row.checkpoints {
-        Checkpoints::BetweenPasses if !coupled => (backward / forward, 1.0),
-        _ => (0.0, 0.0),
-    };
+    let load = HALF * shape.parameters() / stages / link;
+    let boundary = shape.boundary() / link;
     let pass = shape.work() / stages / work;
-    let exchange = shape.boundary() / link;
+    // A backward with its recompute takes about three forwards.
+    let back = 3.0 * pass * forward / backward;
+    let decoupled = row.system != "mobius";
+    let sent = if decoupled && !row.peer_access { boundary * (1.0 + backward / forward) } else { boundary };
+    let exchanged = |pass: f64, exchange: f64, load: f64| {
+        if row.peer_access {
+            exchange
+        } else {
+            exchange * (1.0 + shared(pass, exchange, load / row.microbatches as f64))
+        }
+    };
     StreamedTimes {
-        forward: time(1e3 * (pass + exchange * (1.0 + sent))),
-        // A backward with its recompute takes about three forwards.
-        backward: time(1e3 * (3.0 * pass * forward / backward + exchange * (1.0 + taken))),
-        load: time(1e3 * HALF * shape.parameters() / stages / link),
+        forward: time(1e3 * (pass + exchanged(pass, sent, load))),
+        backward: time(1e3 * (back + exchanged(back, boundary, load * forward / backward))),
+        load: time(1e3 * load),
         ..StreamedTimes::default()
     }
+}
+
+/// The share φ of a stage in which the next one's parameters are under way, from the times of a pass, of its exchange
+/// alone and of the load per pass, in s: φ·τ = load with τ = pass + exchange·(1 + φ), at most 1.
+fn shared(pass: f64, exchange: f64, load: f64) -> f64 {
+    let alone = pass + exchange;
+    let share = (-alone + (alone * alone + 4.0 * exchange * load).sqrt()) / (2.0 * exchange);
+    share.min(1.0)
 }
 
 /// The rates that minimise the squared errors of the GPU parts of `fitted` rows, with `link` in

@@ -7,6 +7,7 @@ mod scatter;
 mod sentences;
 mod svg;
 mod terminal;
+mod tornado;
 
 pub use csv::csv;
 pub use page::{Linked, page};
@@ -14,7 +15,7 @@ pub use plots::{Figure, break_even, plots};
 pub use sentences::{answer, formulas, question};
 pub use terminal::{front_plot, lines};
 
-use crate::{Job, Sweep, Table};
+use crate::{Job, Objective, Sweep, Table};
 use spipe_market::Date;
 
 /// The subject of a report.
@@ -26,6 +27,8 @@ pub struct Subject<'a> {
     pub sweep: &'a Sweep,
     /// The answer.
     pub table: &'a Table,
+    /// The order of the machines.
+    pub objective: Objective,
     /// The day of the prices.
     pub as_of: Date,
     /// The rented machines.
@@ -67,4 +70,23 @@ pub fn money(amount: f64) -> String {
     } else {
         format!("{:.2}", amount.abs())
     }
+}
+
+/// Returns a value of an input: whole from 100 on, with two decimals from 0.1 on, otherwise with three.
+fn amount(value: f64) -> String {
+    match value.abs() {
+        large if large >= 100.0 => spipe_base::readable::grouped(large.round() as u64),
+        middle if middle >= 0.1 => format!("{value:.2}"),
+        small if small > 0.0 => format!("{value:.3}"),
+        _ => "0".to_owned(),
+    }
+}
+
+/// Returns a share in percent with its sign.
+fn signed_percent(share: f64) -> String {
+    if share.abs() < 5e-4 {
+        return "0 %".to_owned();
+    }
+    let digits = if share.abs() < 0.0995 { 1 } else { 0 };
+    format!("{:+.digits$} %", share * 100.0).replace('-', "−")
 }

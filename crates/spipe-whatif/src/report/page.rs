@@ -8,8 +8,8 @@
 //!
 //! The page's content security policy forbids network access; plots are inline SVG.
 
-use super::{Figure, Rented, Subject, answer, formulas, money, question};
-use crate::{Objective, Table, amount::Hours};
+use super::{Figure, Rented, Subject, amount, answer, formulas, money, question, signed_percent};
+use crate::{Table, amount::Hours};
 use minijinja::Environment;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -28,6 +28,7 @@ struct Page<'a> {
     answer: String,
     table: &'a Table,
     rows: Vec<Words>,
+    inputs: Vec<Moved>,
     rented: &'a [Rented],
     figures: &'a [Figure],
     formulas: Vec<&'static str>,
@@ -51,6 +52,41 @@ struct Words {
     provenance: String,
 }
 
+/// An input of the tornado in words.
+#[derive(Serialize)]
+struct Moved {
+    input: String,
+    source: &'static str,
+    /// The least, the typical and the largest value.
+    values: [String; 3],
+    unit: String,
+    /// The margins at the least and at the largest value.
+    margins: [String; 2],
+    /// The costs of the job on rank 1 at these values.
+    costs: [String; 2],
+    /// The value from which another machine is first, and that machine.
+    turn: String,
+}
+
+impl Moved {
+    fn of(swing: &crate::Swing) -> Self {
+        let ends = [&swing.low, &swing.high];
+        let turn = swing.turn.as_ref();
+        Self {
+            input: swing.input.clone(),
+            source: swing.source,
+            values: [swing.low.value, swing.typical, swing.high.value].map(amount),
+            unit: swing.unit.clone(),
+            margins: ends.map(|end| end.margin.map_or_else(|| "–".into(), signed_percent)),
+            costs: ends.map(|end| money(end.cost)),
+            turn: turn.map_or_else(
+                || "stays".into(),
+                |turn| format!("at {}: {}", amount(turn.value), turn.first.replace('_', " ")),
+            ),
+        }
+    }
+}
+
 /// A typical amount, and its range.
 fn interval(range: &spipe_market::Range) -> [String; 2] {
     [money(range.typical), format!("{}–{}", money(range.low), money(range.high))]
@@ -63,7 +99,7 @@ fn three_digits(number: f64) -> String {
 }
 
 /// Renders the page. `plans` are the plans of machines by their place in the sweep.
-pub fn page(subject: &Subject<'_>, objective: Objective, figures: &[Figure], plans: &Linked) -> String {
+pub fn page(subject: &Subject<'_>, figures: &[Figure], plans: &Linked) -> String {
     let rows = subject.table.machines.iter().map(|row| {
         let candidate = &subject.sweep.candidates[row.index];
         let (gpu, platform) = (&candidate.machine.hardware.gpu, &candidate.machine.hardware.socket);
@@ -89,9 +125,10 @@ pub fn page(subject: &Subject<'_>, objective: Objective, figures: &[Figure], pla
     let page = Page {
         title: subject.job.file.name.clone().unwrap_or_else(|| "What to buy".into()),
         question: question(subject),
-        answer: answer(subject, objective),
+        answer: answer(subject),
         table: subject.table,
         rows: rows.collect(),
+        inputs: subject.table.tornado.iter().flat_map(|tornado| &tornado.inputs).map(Moved::of).collect(),
         rented: subject.rented,
         figures,
         formulas: formulas().into(),

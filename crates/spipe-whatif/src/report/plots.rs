@@ -4,6 +4,7 @@ use super::{
     Subject,
     scatter::cost_against_time,
     svg::{Cell, Grid},
+    tornado::tornado,
 };
 use spipe_timeline::{Axis, DrawError, Plot, Scale, Series, plot_svg};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,7 +18,7 @@ pub struct Figure {
     pub svg: String,
 }
 
-/// Machines of the tornado and of the bars.
+/// Machines of the bars, and changes of the ladder.
 const MOST: usize = 20;
 
 /// Draws all plots that have something to show.
@@ -27,12 +28,8 @@ const MOST: usize = 20;
 pub fn plots(subject: &Subject<'_>) -> Result<Vec<Figure>, DrawError> {
     let mut figures = Vec::new();
     figures.extend(cost_against_time(subject).map(|svg| Figure { name: "cost-against-time", svg }));
-    let grids = [
-        ("busy-shares", busy_shares(subject)),
-        ("tornado", tornado(subject)),
-        ("head-room", head_room(subject)),
-        ("ladder", ladder(subject)),
-    ];
+    figures.extend(tornado(subject).map(|svg| Figure { name: "tornado", svg }));
+    let grids = [("busy-shares", busy_shares(subject)), ("head-room", head_room(subject)), ("ladder", ladder(subject))];
     let filled = grids.into_iter().filter(|(_, grid)| !grid.rows.is_empty());
     figures.extend(filled.map(|(name, grid)| Figure { name, svg: grid.svg() }));
     for (name, plot) in [("scaling", scaling(subject)), ("own-or-rent", own_or_rent(subject))] {
@@ -75,46 +72,6 @@ fn busy_shares(subject: &Subject<'_>) -> Grid {
         rows: rows.collect(),
         columns: kinds.into_iter().collect(),
         whole: Some(1.0),
-    }
-}
-
-/// The cost of rank 1 with one assumption changed, and whether it stays the cheapest of the table.
-fn tornado(subject: &Subject<'_>) -> Grid {
-    let job = subject.job;
-    let cost = |row: &crate::Row, [price, residual, power, utilisation, speed]: [f64; 5]| {
-        let own = spipe_market::Ownership {
-            utilisation: (job.own.utilisation * utilisation).min(1.0),
-            residual: spipe_market::Range::exactly((job.own.residual.typical * residual).min(0.99)),
-            kilowatt_hour: job.own.kilowatt_hour * power,
-            ..job.own.clone()
-        };
-        let price = spipe_market::Range::exactly(row.price.typical * price * (1.0 + job.tax));
-        own.hour(price, spipe_market::Watts::new(row.watts)).typical * row.hours / speed
-    };
-    let cases: [(&str, [f64; 5], [f64; 5]); 5] = [
-        ("its price ± 20 %", [0.8, 1.0, 1.0, 1.0, 1.0], [1.2, 1.0, 1.0, 1.0, 1.0]),
-        ("its residual value ± 20 %", [1.0, 1.2, 1.0, 1.0, 1.0], [1.0, 0.8, 1.0, 1.0, 1.0]),
-        ("its electricity ± 20 %", [1.0, 1.0, 0.8, 1.0, 1.0], [1.0, 1.0, 1.2, 1.0, 1.0]),
-        ("its use ± 20 %", [1.0, 1.0, 1.0, 1.2, 1.0], [1.0, 1.0, 1.0, 0.8, 1.0]),
-        ("its FLOPs and bandwidths ± 10 %", [1.0, 1.0, 1.0, 1.0, 1.1], [1.0, 1.0, 1.0, 1.0, 0.9]),
-    ];
-    let rows = subject.table.machines.first().into_iter().flat_map(|first| {
-        let base = cost(first, [1.0; 5]);
-        let others = subject.table.machines.iter().skip(1).map(|row| cost(row, [1.0; 5])).fold(f64::INFINITY, f64::min);
-        cases.into_iter().map(move |(name, better, worse)| {
-            let (low, high) = (cost(first, better), cost(first, worse));
-            let stays = if high <= others { "stays the cheapest" } else { "may lose to another" };
-            let percent = |cost: f64| (cost / base - 1.0) * 100.0;
-            let text = format!("{:+.1} to {:+.1} %, {stays}", percent(low), percent(high)).replace('-', "−");
-            (name.to_owned(), vec![Some(Cell { from: percent(low), to: percent(high), text })])
-        })
-    });
-    Grid {
-        title: "What changes the cost of rank 1".into(),
-        notes: vec!["One assumption of rank 1 changes, those of the others stay.".into()],
-        columns: vec!["change of the cost of the job, %".into()],
-        whole: None,
-        rows: rows.collect(),
     }
 }
 

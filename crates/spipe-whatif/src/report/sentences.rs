@@ -32,7 +32,7 @@ pub fn question(subject: &Subject<'_>) -> String {
 
 /// Returns the answer as a sentence: the first machine, or the cheapest of those that tie with it, with the
 /// reason.
-pub fn answer(subject: &Subject<'_>, objective: Objective) -> String {
+pub fn answer(subject: &Subject<'_>) -> String {
     let Some(first) = subject.table.machines.first() else {
         let left = subject.table.counts.left;
         if left > 0 {
@@ -64,7 +64,7 @@ pub fn answer(subject: &Subject<'_>, objective: Objective) -> String {
         money(pick.cost_of_job.low),
         money(pick.cost_of_job.high),
     );
-    let why = match objective {
+    let why = match subject.objective {
         Objective::Cost | Objective::TokensPerEuro => "cost",
         Objective::Time => "time",
         Objective::Energy => "energy",

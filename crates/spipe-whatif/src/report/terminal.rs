@@ -1,6 +1,6 @@
 //! The answer on a terminal, beside its tables: the front as characters, and remarks.
 
-use super::{Subject, money};
+use super::{Subject, amount, money};
 use crate::amount::Hours;
 
 /// The size of the front in characters.
@@ -46,9 +46,15 @@ pub fn lines(subject: &Subject<'_>, most: usize) -> String {
     let (table, currency) = (subject.table, subject.currency());
     let mut text = String::new();
     for machine in table.infeasible.iter().take(most) {
-        let repair = machine.repair.as_ref().map_or_else(String::new, |repair| {
-            format!("; cheapest repair: {} ({}{} {currency})", repair.change, sign(repair.price), money(repair.price))
-        });
+        let repair = match &machine.repair {
+            Some(repair) => {
+                let most = if machine.repair_is_cheapest { "" } else { "at most " };
+                let price = format!("{most}{}{} {currency}", sign(repair.price), money(repair.price));
+                format!("; cheapest repair: {} ({price})", repair.change)
+            }
+            None if machine.repair_is_cheapest => "; no change of one kind of part mends it".to_owned(),
+            None => String::new(),
+        };
         text += &format!("no plan  {}: {}{repair}\n", machine.machine.replace('_', " "), machine.lacks);
     }
     if table.infeasible.len() > most {
@@ -56,6 +62,16 @@ pub fn lines(subject: &Subject<'_>, most: usize) -> String {
     }
     for machine in table.failed.iter().take(most) {
         text += &format!("failed   {}: {}\n", machine.machine, machine.lacks);
+    }
+    for swing in
+        table.tornado.iter().flat_map(|tornado| &tornado.inputs).filter(|swing| swing.turn.is_some()).take(most)
+    {
+        let (low, high) = (amount(swing.low.value), amount(swing.high.value));
+        if let Some(turn) = &swing.turn {
+            let (value, first) = (amount(turn.value), turn.first.replace('_', " "));
+            let (input, unit) = (&swing.input, &swing.unit);
+            text += &format!("rank 1   {input} (from {low} to {high} {unit}): from {value} on it is {first}\n");
+        }
     }
     for change in table.next.iter().take(most) {
         let gain = change.gain.unwrap_or(0.0) * 100.0;

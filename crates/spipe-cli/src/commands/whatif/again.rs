@@ -1,4 +1,4 @@
-//! The second look at a ranked sweep: machines near the first one, repairs, and much effort for the first ten.
+//! The second look at a ranked sweep: machines near the first one, and much effort for the first ten.
 
 use super::{Task, judge, judge::Planner};
 use crate::{Failure, report as reports};
@@ -13,9 +13,6 @@ const FIRST: usize = 10;
 
 /// The machines that are planned between two looks at the bounds.
 const BATCH: usize = 8;
-
-/// The repairs of one machine that are tried, the cheapest first.
-const REPAIRS: usize = 16;
 
 /// The width of timelines on the page, in characters.
 const WIDTH: usize = 100;
@@ -96,27 +93,6 @@ impl Again<'_> {
             self.plan(run, &batch)?;
             for near in batch.into_iter().filter(|near| run.answers[*near].is_some()) {
                 known.push(self.worth(run, near, base)?);
-            }
-        }
-        Ok(())
-    }
-
-    /// Plans the cheapest single changes of the first machines without a plan, until one has a plan.
-    pub fn repairs(&self, run: &mut Run, table: &Table) -> Result<(), Failure> {
-        let price = |place: &usize| self.task.sweep.candidates[*place].price.range.typical;
-        for machine in table.infeasible.iter().take(self.lines).filter(|machine| machine.repair.is_none()) {
-            let mut near = neighbours(&self.task.sweep, machine.index);
-            near.retain(|place| run.answers[*place].is_none());
-            near.sort_by(|left, right| price(left).total_cmp(&price(right)));
-            for place in near.into_iter().take(REPAIRS) {
-                if self.planner.is_stopped() {
-                    return Ok(());
-                }
-                self.plan(run, &[place])?;
-                let planned = |answer: &Answer| matches!(answer, Answer::Planned(_));
-                if run.answers[place].as_ref().is_some_and(|answers| answers.iter().all(planned)) {
-                    break;
-                }
             }
         }
         Ok(())
@@ -203,6 +179,7 @@ impl Again<'_> {
     }
 }
 
-fn hardware(candidate: &Candidate) -> Result<Hardware, Failure> {
+/// The profile of a machine.
+pub fn hardware(candidate: &Candidate) -> Result<Hardware, Failure> {
     Ok(Hardware::from_file(&candidate.machine.name, candidate.machine.hardware.clone())?)
 }

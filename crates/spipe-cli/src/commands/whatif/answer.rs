@@ -1,20 +1,16 @@
 //! The answer of a sweep: the first machines planned again with much effort, then tables and files.
 
-use super::{Task, again::Again, judge::Planner, rented};
+use super::{Task, again::Again, judge::Planner, rented, repairs::Repairs};
 use crate::{Failure, args, args::Format, output, output::Target, tables::dense_table};
 use serde::Serialize;
 use spipe_base::{Diagnostic, readable::per_second};
 use spipe_whatif::{
-    Objective, Ranking, Run, Table,
+    Objective, Ranking, Run, Table, UNFITTED_ERROR,
     amount::Hours,
     rank, report,
     report::{Linked, Rented, Subject},
 };
 use std::path::Path;
-
-/// The relative error of predictions where nothing was fitted to the machine: the mean over 27 measured
-/// trainings of BERT-large on one GPU each (`reports/reproductions/runs.md`).
-const ERROR: f64 = 0.3;
 
 /// The lines of each list on the terminal.
 const LINES: usize = 8;
@@ -55,7 +51,7 @@ impl Answerer<'_> {
         let ranking = Ranking {
             objective: self.task.setup.objective,
             rows: self.task.setup.rows,
-            error: ERROR,
+            error: UNFITTED_ERROR,
             as_of: self.task.setup.as_of,
             own: self.task.own,
         };
@@ -66,12 +62,18 @@ impl Answerer<'_> {
         if let Some(first) = low.machines.first() {
             again.neighbours(&mut run, self.task.own.unwrap_or(first.index))?;
         }
-        again.repairs(&mut run, &low)?;
+        let repairs = Repairs::of(self.task, self.planner).look(&mut run, &low, LINES)?;
         self.planner.begin(EFFORT);
         let mut plans = Linked::new();
         let efforts = again.with_effort(&mut run, &low, &mut plans)?;
         let mut table = ranked(&run);
         table.machines.iter_mut().for_each(|row| row.effort = efforts.get(&row.index).copied());
+        for machine in &mut table.infeasible {
+            if let Some(repair) = repairs.get(&machine.index) {
+                machine.repair.clone_from(repair);
+                machine.repair_is_cheapest = true;
+            }
+        }
         self.planner.begin(1.0);
         let mut rented = rented::rented(self.task, self.planner, self.rent)?;
         if self.output.output.as_deref().is_some_and(|path| path.ends_with(".html")) {
@@ -82,6 +84,7 @@ impl Answerer<'_> {
             job: &self.task.job,
             sweep: &self.task.sweep,
             table: &table,
+            objective: ranking.objective,
             as_of: ranking.as_of,
             rented,
         };
@@ -95,13 +98,12 @@ impl Answerer<'_> {
     }
 
     fn write(&self, subject: &Subject<'_>, plans: &Linked, target: Option<Target>) -> Result<(), Failure> {
-        let objective = self.task.setup.objective;
         let data = Data {
             format_version: 1,
             status: status(subject),
             question: report::question(subject),
-            answer: report::answer(subject, objective),
-            objective,
+            answer: report::answer(subject),
+            objective: subject.objective,
             currency: self.task.job.own.currency.to_string(),
             as_of: subject.as_of.to_string(),
             table: subject.table,
@@ -118,7 +120,7 @@ impl Answerer<'_> {
         let to_stdout = matches!(target, Some(Target::Stdout));
         if let (Some(target), Some(path)) = (target, &self.output.output) {
             let content = match Path::new(path).extension().and_then(|end| end.to_str()) {
-                Some("html") => report::page(subject, objective, &figures()?, plans),
+                Some("html") => report::page(subject, &figures()?, plans),
                 Some("csv") => report::csv(subject.table),
                 Some("svg") => figures()?.into_iter().next().map(|figure| figure.svg).unwrap_or_default(),
                 _ => output::to_json(&data)?,
@@ -199,7 +201,7 @@ fn human(subject: &Subject<'_>, data: &Data<'_>, rows: usize) -> String {
     }
     let error = subject.table.machines.first().map_or(0.0, |row| row.error);
     let remark = format!(
-        "Predictions: ± {:.0} % where nothing was fitted to the machine. Prices: ranges of data sheets, listings and estimates; \
+        "Predictions: ± {:.0} % where nothing was fitted to the machine, an estimate. Prices: ranges of data sheets, listings and estimates; \
          `spipe catalogue show PART` has each with its source.",
         error * 100.0
     );

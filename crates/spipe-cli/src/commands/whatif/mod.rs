@@ -7,6 +7,7 @@ mod given;
 mod judge;
 mod own;
 mod rented;
+mod repairs;
 
 use crate::{
     Failure, args,
@@ -18,7 +19,8 @@ use answer::Answerer;
 use judge::Planner;
 use spipe_base::Diagnostic;
 use spipe_market::{Catalogue, Source};
-use spipe_whatif::{Plans, Question, Setup, Shard, State, Sweep, merge, run as sweep_run, sweep};
+use spipe_whatif::{Counts, Plans, Question, Setup, Shard, State, Sweep, merge, run as sweep_run, sweep};
+use std::collections::BTreeSet;
 
 /// Sweeps machines for a job, or joins the parts of a sweep.
 pub fn run(what: &args::Whatif, given: &Given, format: Format) -> Result<(), Failure> {
@@ -104,6 +106,7 @@ fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), 
     }
     if shard.is_some() {
         planner.finish();
+        output::talk(&tally(&task.sweep, &state));
         if let Some(target) = target {
             target.write(output::to_json(&state)?.as_bytes())?;
         }
@@ -111,6 +114,19 @@ fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), 
     }
     let answerer = Answerer { task: &task, planner: &planner, rent: &what.rent, output: &what.output, format };
     pool.install(|| answerer.answer(found, target))
+}
+
+/// The machines of a part of a sweep and how they were decided, in words.
+fn tally(sweep: &Sweep, state: &State) -> String {
+    let Shard { part, of } = state.shard;
+    let own = || sweep.candidates.iter().filter(|candidate| candidate.index % of == part - 1);
+    let unlike: BTreeSet<&str> = own().map(|candidate| candidate.key.as_str()).collect();
+    let Counts { solved, shared, bounded, left } = state.counts;
+    format!(
+        "{} machines, {} of them unlike in speed or memory: {solved} planned, {shared} shared, {bounded} bounded, {left} left",
+        own().count(),
+        unlike.len()
+    )
 }
 
 /// The time limit of a job of flags.

@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use spipe_base::Faults;
-use spipe_market::{Catalogue, Choice, Composed, Condition, Form, compose};
+use spipe_market::{Catalogue, Choice, Composed, Condition, compose};
 use spipe_whatif::{Job, Setup, Sweep, sweep_of};
 
 /// The most changes of each kind that are tried.
@@ -39,12 +39,13 @@ fn machines_have(all: &[&Composed], machine: &Composed) -> bool {
 }
 
 /// Choices with another number of GPUs, other GPUs, more memory, another drive, or a bridge.
-fn changes(catalogue: &Catalogue, start: &Choice) -> Vec<Choice> {
+pub fn changes(catalogue: &Catalogue, start: &Choice) -> Vec<Choice> {
     let mut all = Vec::new();
     if start.gpu.is_some() {
         all.extend(COUNTS.into_iter().filter(|count| *count > start.gpus).map(|gpus| Choice { gpus, ..start.clone() }));
         all.push(Choice { gpus: start.gpus + 1, ..start.clone() });
-        let cards = catalogue.gpus.iter().filter(|gpu| gpu.form == Form::Pcie && !gpu.price.is_empty());
+        let form = catalogue.gpus.iter().find(|gpu| start.gpu.as_ref() == Some(&gpu.name)).map(|gpu| gpu.form);
+        let cards = catalogue.gpus.iter().filter(|gpu| Some(gpu.form) == form && !gpu.price.is_empty());
         all.extend(cards.map(|gpu| Choice { gpu: Some(gpu.name.clone()), bridge: None, ..start.clone() }));
     }
     if let Some((count, module)) = &start.dram {
