@@ -97,8 +97,12 @@ impl<'a> Repairs<'a> {
             }
             for (key, answers) in answers {
                 match answers {
-                    Some(answers) => drop(run.plans.insert(key.to_owned(), answers)),
-                    None => drop(self.hopeless.insert(key.to_owned())),
+                    Some(answers) => {
+                        run.plans.insert(key.to_owned(), answers);
+                    }
+                    None => {
+                        self.hopeless.insert(key.to_owned());
+                    }
                 }
             }
         }
