@@ -103,8 +103,10 @@ pub(super) fn tornado(subject: &Subject<'_>) -> Option<String> {
     let zero = scale.at(0.0);
     svg.line(((zero, top + 10.0), (zero, bottom)), (ZERO, 1.5));
     svg.text((zero, top + 8.0), ("middle", 12, ZERO), "rank 1 changes");
-    let room = inputs.iter().map(|swing| words(swing).chars().count()).max().unwrap_or(0);
-    Some(svg.finish((scale.left + WIDTH + 28.0 + 7.0 * room as f64, bottom + 26.0)))
+    let longest = |texts: &mut dyn Iterator<Item = usize>| 7.0 * texts.max().unwrap_or(0) as f64;
+    let beside = scale.left + WIDTH + longest(&mut inputs.iter().map(|swing| words(swing).chars().count()));
+    let above = longest(&mut notes.iter().map(|note| note.chars().count()));
+    Some(svg.finish((beside.max(above) + 28.0, bottom + 26.0)))
 }
 
 /// Whether an input moves the margin.
