@@ -173,8 +173,16 @@ fn hardware_hint(given: &str) -> Option<String> {
     if !meant.is_empty() {
         return Some(format!("do you mean {}?", meant.join(" or ")));
     }
-    let command = names::composition(given, 1)?;
-    Some(format!("no machine with this GPU is shipped; `{command}` composes one of parts"))
+    let (count, gpu) = names::counted(given);
+    let alike: Vec<String> = names::machines(gpu).map(|name| format!("`{name}`")).collect();
+    let command = names::composition(gpu, count).map(|command| format!("`{command}` composes a machine of parts"));
+    match (alike.is_empty(), command) {
+        (true, command) => command.map(|command| format!("no machine with this GPU is shipped; {command}")),
+        (false, command) => {
+            let alike = format!("with this GPU there is {}", alike.join(", "));
+            Some(command.map_or(alike.clone(), |command| format!("{alike}; {command}")))
+        }
+    }
 }
 
 /// A plan file.

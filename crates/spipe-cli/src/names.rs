@@ -4,9 +4,11 @@ use spipe_base::similar_word;
 use spipe_market::{Catalogue, Choice, Kind, compose};
 use spipe_model::{Architecture, Model};
 
-/// A name in lower case, with neither vendor nor separators: `RTX 4090` and `rtx-4090` are `rtx4090`.
+/// A name in lower case, with neither vendor nor separators: `RTX 4090` and `rtx-4090` are `rtx4090`, and
+/// `80GB` is `80g`.
 pub fn plain(word: &str) -> String {
     let name = word.rsplit('/').next().unwrap_or(word).to_ascii_lowercase();
+    let name = name.strip_suffix('b').filter(|name| name.ends_with('g')).unwrap_or(&name);
     name.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '.').collect()
 }
 
@@ -61,11 +63,42 @@ fn parameters(word: &str) -> Option<f64> {
 /// The shipped machines whose names contain `word`.
 pub fn machines(word: &str) -> impl Iterator<Item = &'static str> {
     let wanted = plain(word);
-    let named = move |name: &&str| !wanted.is_empty() && plain(name).contains(&wanted);
-    spipe_hardware::shipped().iter().map(|(name, _)| *name).filter(named)
+    spipe_hardware::shipped().iter().map(|(name, _)| *name).filter(move |name| names_part(name, &wanted))
 }
 
-/// The command that composes a machine with the GPU of the catalogue that `word` names, if there is one.
+/// Whether `wanted`, a [`plain`] name, is a part of `name` that begins and ends as a word does: `a100` is
+/// one of `a100-80g`, but `h200` none of `gh200`, and `a4` none of `a40`.
+fn names_part(name: &str, wanted: &str) -> bool {
+    // Each letter or digit, and whether a word begins with it.
+    let mut letters: Vec<(char, bool)> = Vec::new();
+    let mut before = None;
+    for letter in name.chars() {
+        let begins = before.is_none_or(|before: char| {
+            !before.is_ascii_alphanumeric() || before.is_ascii_digit() != letter.is_ascii_digit()
+        });
+        before = Some(letter);
+        if letter.is_ascii_alphanumeric() || letter == '.' {
+            letters.push((letter, begins));
+        }
+    }
+    let wanted: Vec<char> = wanted.chars().collect();
+    let same = |window: &[(char, bool)]| window.iter().map(|(letter, _)| *letter).eq(wanted.iter().copied());
+    let whole = |at: usize| letters[at].1 && letters.get(at + wanted.len()).is_none_or(|(_, begins)| *begins);
+    !wanted.is_empty() && letters.windows(wanted.len()).enumerate().any(|(at, window)| same(window) && whole(at))
+}
+
+/// A number of GPUs and their name: `8xa100`, `a100x8`, `h200-x4`, `2*l40s`.
+pub fn counted<'w>(word: &'w str) -> (u32, &'w str) {
+    let digits = |text: &str| text.parse().ok().filter(|count: &u32| (1..=1024).contains(count));
+    let is_sign = |sign: char| matches!(sign, 'x' | 'X' | '*');
+    let front = word.split_once(is_sign).and_then(|(count, name)| Some((digits(count.trim())?, name.trim())));
+    let back = || word.rsplit_once(is_sign).and_then(|(name, count)| Some((digits(count.trim())?, name.trim())));
+    let trimmed = |(count, name): (u32, &'w str)| (count, name.trim_matches(['-', '_', ' ']));
+    front.or_else(back).map(trimmed).filter(|(_, name)| !name.is_empty()).unwrap_or((1, word))
+}
+
+/// The command that composes a machine with the GPU of the catalogue that `word` names, in whole or in
+/// part, if there is one.
 pub fn composition(word: &str, gpus: u32) -> Option<String> {
     let catalogue = Catalogue::shipped().ok()?;
     let names = |kind| {
@@ -73,7 +106,9 @@ pub fn composition(word: &str, gpus: u32) -> Option<String> {
         parts.map(|part| part.name().to_owned()).collect::<Vec<_>>()
     };
     let wanted = plain(word);
-    let gpu = names(Kind::Gpu).into_iter().find(|name| plain(name) == wanted)?;
+    let all = names(Kind::Gpu);
+    let whole = all.iter().find(|name| plain(name) == wanted);
+    let gpu = whole.or_else(|| all.iter().find(|name| names_part(name, &wanted)))?;
     let modules: Vec<String> = names(Kind::Dram).into_iter().filter(|name| name.ends_with("-32g")).collect();
     // Modules for a board of several GPUs are not sold alone.
     let counts = [gpus.max(1), 4, 8];
@@ -137,5 +172,28 @@ mod tests {
             assert!(composed || machines(part.name()).next().is_some(), "{}", part.name());
         }
         assert_eq!(composition("no-such-gpu", 1), None);
+    }
+
+    #[test]
+    fn gpus_are_named_in_part_and_in_number() {
+        for (word, part) in [("h200", "h200-sxm"), ("b200", "b200-sxm"), ("A6000", "rtx-a6000"), ("5090", "rtx5090")] {
+            let command = composition(word, 1).unwrap_or_else(|| panic!("{word}"));
+            assert!(command.contains(&format!("--gpu {part} ")), "{word}: {command}");
+        }
+        for (word, counted_as) in [
+            ("8xh200", (8, "h200")),
+            ("h200x8", (8, "h200")),
+            ("l40s-x4", (4, "l40s")),
+            ("4 x l40s", (4, "l40s")),
+            ("2*rtx5090", (2, "rtx5090")),
+            ("rtx4090", (1, "rtx4090")),
+            ("x8", (1, "x8")),
+            ("0xff", (1, "0xff")),
+        ] {
+            assert_eq!(counted(word), counted_as, "{word}");
+        }
+        for (word, some) in [("h200", false), ("a100", true), ("3090", true), ("a100-80GB", true), ("v10", false)] {
+            assert_eq!(machines(word).next().is_some(), some, "{word}");
+        }
     }
 }

@@ -39,6 +39,11 @@ fn shipped() -> Vec<Machine> {
     spipe_hardware::shipped().iter().filter_map(read).collect()
 }
 
+/// The number of GPUs of a shipped machine.
+pub fn gpus(name: &str) -> usize {
+    shipped().iter().find(|machine| machine.name == name).map_or(0, |machine| machine.gpus)
+}
+
 /// The machine that was named, or the shipped one that suits the wish best: of those with the GPU, the
 /// number of GPUs, and the memories, the smallest that holds the training state.
 pub fn choose(wish: &Wish, model: Option<&Model>) -> String {

@@ -92,12 +92,11 @@ impl Wish {
             self.hardware = Some(word.into());
             return;
         }
-        let (count, gpu) = spipe_market::count_of(word).unwrap_or((1, word.into()));
+        let (count, gpu) = names::counted(word);
         if count > 1 {
             self.gpus = usize::try_from(count).ok();
         }
-        let gpu = plain(&gpu);
-        self.gpu = Some(gpu.strip_suffix("gb").map_or(gpu.clone(), |gpu| format!("{gpu}g")));
+        self.gpu = Some(plain(gpu));
     }
 
     /// An option without a value.
@@ -151,8 +150,13 @@ impl Wish {
         let read = spipe_model::shipped().iter().find(|(name, _)| *name == model);
         let read =
             read.and_then(|(name, toml)| Model::from_toml(name, toml).ok()).or_else(|| input::model(&model).ok());
-        let shipped = self.gpu.as_ref().is_none_or(|gpu| names::machines(gpu).next().is_some());
-        let gpus = u32::try_from(self.gpus.unwrap_or(1)).unwrap_or(1);
+        let gpus = self.gpus.unwrap_or(1);
+        // A shipped machine with fewer GPUs stands for the GPU that it is named after.
+        if let Some(name) = self.hardware.as_ref().filter(|name| (1..gpus).contains(&machines::gpus(name))) {
+            self.gpu.get_or_insert(plain(name));
+        }
+        let shipped = self.gpu.as_ref().is_none_or(|gpu| names::machines(gpu).any(|name| machines::gpus(name) >= gpus));
+        let gpus = u32::try_from(gpus).unwrap_or(1);
         let first = self.gpu.as_ref().filter(|_| !shipped).and_then(|gpu| names::composition(gpu, gpus));
         let machine = match &first {
             Some(_) => "machine.toml".into(),
