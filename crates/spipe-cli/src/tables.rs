@@ -1,6 +1,6 @@
 //! Tables that fit the terminal.
 
-use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Row, TableStyle};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Row, TableStyle, Width};
 use std::{fmt, io::IsTerminal};
 
 /// A line under the headings, and none between rows.
@@ -17,6 +17,8 @@ const LEAST: usize = 10;
 pub struct Table {
     table: comfy_table::Table,
     right: Vec<usize>,
+    /// The longest word of each heading, which is not broken.
+    words: Vec<u16>,
 }
 
 /// A table with these headings. The columns in `right` are aligned to the right.
@@ -31,7 +33,9 @@ pub fn table(headings: &[&str], right: &[usize]) -> Table {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
-    Table { table, right: right.to_vec() }
+    let longest = |heading: &&str| heading.split(' ').map(|word| word.chars().count()).max();
+    let words = headings.iter().map(|heading| longest(heading).and_then(|word| u16::try_from(word).ok()));
+    Table { table, right: right.to_vec(), words: words.map(Option::unwrap_or_default).collect() }
 }
 
 /// The same for many columns of numbers, with a single space between columns.
@@ -71,15 +75,18 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut fitted = Self { table: self.table.clone(), right: self.right.clone() };
+        let mut fitted = Self { table: self.table.clone(), right: self.right.clone(), words: self.words.clone() };
         if !fitted.has_room() {
             fitted.tighten();
         }
         if fitted.has_room() {
-            for index in &self.right {
-                if let Some(column) = fitted.table.column_mut(*index) {
-                    column.set_constraint(ColumnConstraint::ContentWidth);
-                }
+            for (index, word) in self.words.iter().enumerate() {
+                let Some(column) = fitted.table.column_mut(index) else { continue };
+                let least = Width::Fixed(word + column.padding_width());
+                column.set_constraint(match self.right.contains(&index) {
+                    true => ColumnConstraint::ContentWidth,
+                    false => ColumnConstraint::LowerBoundary(least),
+                });
             }
         }
         fitted.table.fmt(f)

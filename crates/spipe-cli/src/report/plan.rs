@@ -60,12 +60,17 @@ fn proof(found: &Found) -> String {
         format!("Iteration {:.3} simulated{fastest}, {} tokens/s{counted}", solution.simulated, per_second(rate));
     let plural = if solution.examined == 1 { "" } else { "s" };
     let candidates = format!("{} candidate{plural}", solution.examined);
-    if solution.bound == SimTime::ZERO {
-        return format!(
-            "{iteration}; {candidates} simulated. There is no lower bound for plans such as the given one."
-        );
-    }
     let least = solution.considered.iter().filter_map(|known| known.bound).min();
+    if solution.bound == SimTime::ZERO {
+        let bound = match least.filter(|least| (SimTime::ns(1)..=solution.simulated).contains(least)) {
+            Some(least) => format!(
+                "Lower bound of any plan with microbatches of this size: {least:.3}; the search stopped before it knew one for \
+                 the others."
+            ),
+            None => "There is no lower bound for plans such as the given one.".into(),
+        };
+        return format!("{iteration}; {candidates} simulated. {bound}");
+    }
     let elsewhere =
         if least.is_some_and(|least| solution.bound < least) { " (at another size of microbatch)" } else { "" };
     // Only the integer program bounds placements with any number of stages on a device.

@@ -121,7 +121,7 @@ fn stages(
         })
         .collect();
     let stepped = kinds.iter().any(|kind| kind.trained && context.steps(&kind.stage) != kind.stage.device);
-    let mut headings = vec!["stage", "device", "layers", "recomputed"];
+    let mut headings = vec!["stage", "device", "layers", "recompute"];
     headings.extend(stepped.then_some("optimizer on"));
     headings.extend(["weights", "saved"]);
     let right: Vec<usize> = (headings.len()..headings.len() + 3).collect();
