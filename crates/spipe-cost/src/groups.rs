@@ -14,7 +14,7 @@
 
 use crate::{GradientFormat, Master, Mode, Optimizer, StateFormat, Workload};
 use spipe_base::Bytes;
-use spipe_model::{Layer, LayerKind, Precision, Tensor};
+use spipe_model::{Block, Layer, LayerKind, Precision, Tensor};
 
 /// Parameters of a layer that are stored, and trained or not, in one way.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -23,6 +23,8 @@ pub struct Group {
     pub parameters: u64,
     /// The bytes of the parameters.
     pub bytes: Bytes,
+    /// The bytes among them of experts, of which a token passes through some.
+    pub experts: Bytes,
     /// The training of the parameters; none if they are frozen.
     pub training: Option<Training>,
 }
@@ -50,7 +52,7 @@ pub fn groups(layer: &Layer, workload: &Workload, precision: Precision) -> Vec<G
     let mut groups = Vec::new();
     if training && layer.trains {
         let stored = Stored { width, master: width < 4, copied: false, in_block: layer.as_block().is_some() };
-        groups.push(trained(layer, workload, stored));
+        groups.push(trained(layer, workload, stored).with_experts(layer, width));
     } else {
         groups.extend(frozen(layer, workload, width));
     }
@@ -59,7 +61,9 @@ pub fn groups(layer: &Layer, workload: &Workload, precision: Precision) -> Vec<G
         let stored = Stored { width: if narrow { width } else { 4 }, master: false, copied: false, in_block: true };
         let casts = if stored.width > width { width } else { 0 };
         if !adaptation.matrices.is_empty() {
-            let mut group = of_tensors(&adaptation.tensors(), workload, stored);
+            let tensors = adaptation.tensors();
+            let mut group = of_tensors(&tensors, workload, stored);
+            group.experts = Bytes::new(of_experts(&tensors).map(Tensor::elements).sum::<u64>() * stored.width);
             if let Some(training) = &mut group.training {
                 training.casts = Bytes::new(group.parameters.saturating_mul(casts));
             }
@@ -87,15 +91,36 @@ struct Stored {
 }
 
 fn frozen(layer: &Layer, workload: &Workload, width: u64) -> Vec<Group> {
-    let group = |parameters, bytes| Group { parameters, bytes, training: None };
+    let group = |parameters, bytes| Group { parameters, bytes, ..Group::default() };
     let Some(base) = workload.formats.base else {
-        return vec![group(layer.parameters, Bytes::new(layer.parameters * width))];
+        return vec![group(layer.parameters, Bytes::new(layer.parameters * width)).with_experts(layer, width)];
     };
     let matrices = layer.quantised();
     let quantised = matrices.iter().map(Tensor::elements).sum();
     let rest = layer.parameters.saturating_sub(quantised);
     let bytes = matrices.iter().map(|tensor| base.bytes(tensor)).sum();
-    vec![group(quantised, bytes), group(rest, Bytes::new(rest * width.min(Precision::Bf16.bytes())))]
+    let width = width.min(Precision::Bf16.bytes());
+    let biases = expert_parameters(layer).saturating_sub(of_experts(&matrices).map(Tensor::elements).sum());
+    vec![
+        Group { experts: of_experts(&matrices).map(|tensor| base.bytes(tensor)).sum(), ..group(quantised, bytes) },
+        Group { experts: Bytes::new(biases * width), ..group(rest, Bytes::new(rest * width)) },
+    ]
+}
+
+/// Returns the matrices of which every expert has one.
+fn of_experts(tensors: &[Tensor]) -> impl Iterator<Item = &Tensor> {
+    tensors.iter().filter(|tensor| tensor.count > 1)
+}
+
+fn expert_parameters(layer: &Layer) -> u64 {
+    layer.as_block().map_or(0, Block::expert_parameters)
+}
+
+impl Group {
+    /// Returns the group of all parameters of `layer`, with the bytes of its experts.
+    fn with_experts(self, layer: &Layer, width: u64) -> Self {
+        Self { experts: Bytes::new(expert_parameters(layer) * width), ..self }
+    }
 }
 
 fn trained(layer: &Layer, workload: &Workload, stored: Stored) -> Group {
@@ -135,5 +160,6 @@ fn of_tensors(tensors: &[Tensor], workload: &Workload, stored: Stored) -> Group 
         step: Bytes::new(step),
         step_flops: tensors.iter().map(|tensor| optimizer.step_flops(tensor, stored.in_block)).sum(),
     };
-    Group { parameters, bytes: Bytes::new(parameters.saturating_mul(width)), training: Some(training) }
+    let bytes = Bytes::new(parameters.saturating_mul(width));
+    Group { parameters, bytes, experts: Bytes::ZERO, training: Some(training) }
 }

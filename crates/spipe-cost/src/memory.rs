@@ -11,6 +11,9 @@ use spipe_model::{Attention, Batch, Layer, LayerKind, Model, Operation, Operatio
 pub struct LayerMemory {
     /// Its parameters.
     pub parameters: Bytes,
+    /// The part of them that is copied to a device which runs all microbatches of an iteration and then
+    /// leaves the layer: of experts, those that tokens are expected to reach.
+    pub streamed: Bytes,
     /// The part of them that a step on the host writes back: where adapters are trained, these alone;
     /// otherwise all, since steps return whole layers.
     pub updated: Bytes,
@@ -128,6 +131,7 @@ impl LayerMemory {
         let cache = if training { Bytes::ZERO } else { layer.cache(batch, precision) * workload.microbatches };
         Self {
             parameters: sum(&|group| group.bytes),
+            streamed: streamed(layer, workload, &groups),
             updated: sum(&|group| group.training.map_or(Bytes::ZERO, |_| group.bytes)),
             gradients: if in_backward { Bytes::ZERO } else { gradients },
             optimizer: sum(&state),
@@ -146,6 +150,15 @@ impl LayerMemory {
     pub fn state(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer + self.cache
     }
+}
+
+/// Returns the bytes of `groups` that one copy brings for the microbatches of an iteration. The tokens
+/// of a copy are all that the device computes before it leaves the layer, padding too.
+fn streamed(layer: &Layer, workload: &Workload, groups: &[Group]) -> Bytes {
+    let batch = if workload.mode == Mode::Generate { layer.generated(workload.batch()) } else { workload.mean_batch() };
+    let idle = 1.0 - layer.touched_share(batch, workload.microbatches);
+    let part = |group: &Group| group.bytes.saturating_sub(Bytes::new((group.experts.as_f64() * idle).round() as u64));
+    groups.iter().map(part).sum()
 }
 
 /// Returns the temporaries of a step on the copies of embedding and head, which the first of them counts:

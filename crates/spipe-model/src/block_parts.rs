@@ -115,6 +115,12 @@ impl Block {
         self.parameters() - idle
     }
 
+    /// Returns the parameters of all experts, without the router and the network that all tokens share.
+    pub fn expert_parameters(&self) -> u64 {
+        let network = self.network(self.intermediate);
+        self.experts.map_or(0, |experts| experts.count * network.iter().map(Linear::parameters).sum::<u64>())
+    }
+
     /// Returns the parameters of the attention, with the norms inside it but without the block's.
     pub fn attention_parameters(&self) -> u64 {
         let linears = self.attention_inputs().into_iter().chain([self.attention_output()]);

@@ -64,6 +64,15 @@ impl Experts {
     pub fn busy(&self, tokens: u64) -> u64 {
         self.count.min(tokens.saturating_mul(self.per_token)).max(1)
     }
+
+    /// Returns the expected number of experts that `tokens` reach if each of them draws its k different
+    /// ones of E uniformly: E·(1 − (1 − k/E)^T). A token misses an expert with probability 1 − k/E, and
+    /// expectations add (the occupancy problem; Johnson and Kotz, Urn Models, 1977, chapter 3).
+    pub fn touched(&self, tokens: u64) -> f64 {
+        let count = self.count as f64;
+        let missed = (1.0 - self.per_token as f64 / count).max(0.0);
+        count * (1.0 - missed.powf(tokens as f64))
+    }
 }
 
 impl Block {

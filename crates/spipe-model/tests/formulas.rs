@@ -158,6 +158,36 @@ fn experts_share_the_tokens_out() {
     assert_eq!(difference.to_bits(), (2.0 * t * 3.0 * h * f + 2.0 * t * h * 8.0_f64).to_bits());
 }
 
+/// E·(1 − (1 − k/E)^T), and the mean over all draws of every token, counted out.
+#[test]
+fn tokens_reach_the_expected_number_of_experts() {
+    for (count, per_token, tokens, expected) in [
+        (8, 2, 1, 2.0),
+        (8, 2, 2, 3.5),
+        (8, 2, 4, 5.468_75),
+        (128, 8, 1, 8.0),
+        (128, 8, 2, 15.5),
+        (2, 1, 3, 1.75),
+        (4, 4, 1, 4.0),
+        (8, 2, 0, 0.0),
+        (8, 2, 2048, 8.0),
+        (128, 8, 4096, 128.0),
+    ] {
+        let found = spipe_model::Experts::new(count, per_token).touched(tokens);
+        assert!((found - expected).abs() < 1e-12, "{per_token} of {count}, {tokens} tokens: {found} for {expected}");
+    }
+    for (count, per_token, tokens) in [(3, 1, 4), (3, 2, 2), (4, 2, 3), (5, 3, 2), (6, 1, 3)] {
+        let draws: Vec<u32> = (0..1u32 << count).filter(|set| set.count_ones() == per_token).collect();
+        let mut unions = vec![0u32];
+        for _ in 0..tokens {
+            unions = unions.iter().flat_map(|union| draws.iter().map(move |draw| union | draw)).collect();
+        }
+        let mean = unions.iter().map(|union| f64::from(union.count_ones())).sum::<f64>() / unions.len() as f64;
+        let found = spipe_model::Experts::new(count, per_token.into()).touched(tokens);
+        assert!((found - mean).abs() < 1e-12, "{per_token} of {count}, {tokens} tokens: {found} for {mean}");
+    }
+}
+
 #[test]
 fn a_window_bounds_the_keys() {
     let batch = Batch { microbatch: 1, seq_len: 8192 };

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use spipe_base::{Bytes, LayerRange};
+use spipe_base::{ActionKind, Bytes, LayerRange, Payload};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Batch, Model, Precision};
@@ -105,6 +105,60 @@ fn a_token_waits_for_the_one_before_it() {
     assert!(two < 1.1 * alone, "the stages take turns: {two} {alone}");
     let (prefill, times) = period(1, Mode::Infer);
     assert!(prefill < 1.01 * times[0].max(times[1]), "sequences do not wait for others: {prefill} {times:?}");
+}
+
+/// Two sequences' tokens reach 3.5 of 8 experts: copies bring these, and buffers hold all.
+#[test]
+fn streaming_brings_the_experts_that_tokens_reach() {
+    let json = include_str!("../../spipe-model/tests/fixtures/hugging-face/mixtral-8x7b.json");
+    let model = Model::from_hugging_face("mixtral.json", json).unwrap().model;
+    let machine = "rtx3090-x4-two-sockets";
+    let hardware = Hardware::from_toml("p.toml", shipped(spipe_hardware::shipped(), machine)).unwrap();
+    let gpu = hardware.device("gpu0").unwrap();
+    let dram = hardware.memory("dram0").unwrap();
+    let run = |microbatches: u64| {
+        let workload = Workload {
+            mode: Mode::Generate,
+            seq_len: 256,
+            microbatch: 1,
+            microbatches,
+            precision: Precision::Bf16,
+            optimizer: Optimizer::Adamw,
+            attention: Attention::Fused,
+            clip_norm: None,
+            formats: spipe_cost::Formats::default(),
+            data: spipe_cost::DataShape::PLAIN,
+            recompute_ops: spipe_model::Operations::NONE,
+            loss: None,
+        };
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let stage = |layer: usize| Stage::new(gpu, LayerRange::new(layer.into(), layer.into()).unwrap());
+        let stages = (0..model.layers().len()).map(|layer| stage(layer).with_weights_in(dram));
+        let program = lower(&context, &Placement::new(System::Mobius, stages)).unwrap();
+        let is_copy = |action: &&spipe_schedule::Action| action.kind == ActionKind::Copy(Payload::WeightsIn);
+        let copies = program.actions().iter().filter(is_copy).flat_map(|action| program.flows(action));
+        let moved: Bytes = copies.map(|flow| flow.bytes).sum();
+        let (device, id) = (program.memories().iter().position(|memory| memory.name == "gpu0"), model.layer("block.3"));
+        let layer = id.unwrap();
+        let held = |buffer: &&spipe_schedule::Buffer| {
+            matches!(buffer.content, Content::Parameters(layers) if layers.contains(layer))
+                && Some(buffer.memory.index()) == device
+        };
+        let held: Vec<Bytes> = program.buffers().iter().filter(held).map(|buffer| buffer.bytes).collect();
+        assert_eq!(held, [cost.memory(layer, gpu).parameters], "a buffer has room for all experts");
+        (moved, simulate(&program, &Options::default()).trace.iteration)
+    };
+    let all: u64 = 2 * model.parameters();
+    let experts: u64 = 2 * 32 * 8 * 3 * 4096 * 14_336;
+    for (microbatches, reached) in [(1, 2.0), (2, 3.5), (4, 5.468_75)] {
+        let expected = all as f64 - experts as f64 * (1.0 - reached / 8.0);
+        let (moved, time) = run(microbatches);
+        assert_eq!(moved.get(), expected as u64, "{microbatches}");
+        // Generation is bound by the copies.
+        let rate = moved.as_f64() / (time.to_ms() / 1e3);
+        assert!((1e10..4e10).contains(&rate), "{microbatches}: {rate} B/s");
+    }
 }
 
 #[test]

@@ -32,6 +32,13 @@ impl Layer {
         }
     }
 
+    /// Returns the expected share of its experts that the tokens of `microbatches` of `batch` reach; 1
+    /// without experts.
+    pub fn touched_share(&self, batch: Batch, microbatches: u64) -> f64 {
+        let tokens = self.batch(batch).tokens().saturating_mul(microbatches);
+        self.experts().map_or(1.0, |experts| experts.touched(tokens) / experts.count as f64)
+    }
+
     /// Returns the experts of a block that has some.
     pub(crate) fn experts(&self) -> Option<Experts> {
         self.as_block().and_then(|block| block.experts)

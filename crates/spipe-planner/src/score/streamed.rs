@@ -65,7 +65,7 @@ impl Busy<'_, '_> {
     /// Adds the copies of a streamed stage's parameters to its device.
     fn parameters(&mut self, stage: &Stage) {
         if let Weights::Streamed(host) = stage.weights {
-            self.moves((host, self.memory_of(stage.device)), self.bytes(stage, |memory| memory.parameters));
+            self.moves((host, self.memory_of(stage.device)), self.bytes(stage, |memory| memory.streamed));
         }
     }
 

@@ -323,7 +323,7 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
         }
         let trains = bytes.gradients > Bytes::ZERO;
         if costs.training && (streams || (steps_on_host && trains)) {
-            let inward = if streams { bytes.parameters } else { bytes.updated };
+            let inward = if streams { bytes.streamed } else { bytes.updated };
             copied = [copied[0] + inward.as_f64() / 1e9, copied[1] + bytes.gradients.as_f64() / 1e9];
         }
         for (copied, way) in copied.into_iter().zip(0..) {

@@ -92,11 +92,13 @@ pub fn bare_streamed(
     }
     let cut = |stages: usize, time: SimTime, device: &dyn Fn(usize) -> usize| -> Vec<Chunk> {
         let length = layers / stages;
+        // One unit of bytes is the parameters of a forward stage.
+        let bytes = evenly(Bytes::new(StageTimes::UNIT.get() * (devices * forward) as u64 / stages as u64), length);
         let chunk = |stage: usize| Chunk {
             socket: Some(DeviceId::from(devices + device(stage))),
             step: Transfer { work: times.step, flows: Vec::new() },
-            // One unit of bytes is the parameters of a forward stage.
-            weights: evenly(Bytes::new(StageTimes::UNIT.get() * (devices * forward) as u64 / stages as u64), length),
+            weights: bytes.clone(),
+            streamed: bytes.clone(),
             ..unit(DeviceId::from(device(stage)), (stage * length, length), time, host)
         };
         (0..stages).map(chunk).collect()
@@ -229,6 +231,7 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         work,
         recompute: SimTime::ZERO,
         weights: evenly(StageTimes::UNIT, count),
+        streamed: evenly(StageTimes::UNIT, count),
         gradients: Bytes::ZERO,
         trains: true,
         cache: Bytes::ZERO,

@@ -52,6 +52,8 @@ struct Chunk {
     pub recompute: SimTime,
     /// The parameters by layer.
     pub weights: Vec<Bytes>,
+    /// The part of them that a copy to the device moves.
+    pub streamed: Vec<Bytes>,
     pub gradients: Bytes,
     /// Whether any of its parameters are trained.
     pub trains: bool,
@@ -96,8 +98,17 @@ impl Chunk {
 
     /// The parameters of some of its layers.
     fn weights_of(&self, layers: LayerRange) -> Bytes {
+        self.sum_of(&self.weights, layers)
+    }
+
+    /// The bytes that a copy of some of its layers moves.
+    fn streamed_of(&self, layers: LayerRange) -> Bytes {
+        self.sum_of(&self.streamed, layers)
+    }
+
+    fn sum_of(&self, bytes: &[Bytes], layers: LayerRange) -> Bytes {
         let first = self.layers.first().index();
-        self.weights[layers.first().index() - first..=layers.last().index() - first].iter().copied().sum()
+        bytes[layers.first().index() - first..=layers.last().index() - first].iter().copied().sum()
     }
 }
 

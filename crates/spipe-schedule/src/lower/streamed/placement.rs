@@ -101,6 +101,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         work: SimTime::from_seconds(pass),
         recompute: SimTime::from_seconds(recompute),
         weights: layers.iter().map(|layer| of(layer).parameters).collect(),
+        streamed: layers.iter().map(|layer| of(layer).streamed).collect(),
         gradients,
         trains: parameters > 0,
         cache: sum(|memory| memory.cache),

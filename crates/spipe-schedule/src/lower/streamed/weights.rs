@@ -162,7 +162,7 @@ impl Lowering<'_> {
             let preloaded = !unit.visits[0].backward && unit.visits[0].chunk < self.spec.preloaded;
             for piece in &pieces {
                 reads.push(Access::new(piece.buffer, 0));
-                let bytes = if preloaded { Bytes::ZERO } else { chunk.weights_of(piece.layers) };
+                let bytes = if preloaded { Bytes::ZERO } else { chunk.streamed_of(piece.layers) };
                 *from.entry(piece.home).or_default() += bytes;
             }
             writes.push(self.weights(unit.visits[0]));
@@ -189,7 +189,8 @@ impl Lowering<'_> {
         let pieces = if self.spec.sequential { 1 } else { exchange.units.len() };
         for (batch, computed) in exchange.units.chunks(pieces).zip(computed.chunks(pieces)) {
             let first = batch[0].visits[0];
-            let bytes = batch.iter().map(|unit| self.chunk(unit.visits[0]).weights()).sum();
+            let moved = |unit: &Unit| self.chunk(unit.visits[0]).streamed.iter().copied().sum::<Bytes>();
+            let bytes = batch.iter().map(moved).sum();
             let reads = batch.iter().map(|unit| self.weights(unit.visits[0])).collect();
             let (device, home) = (self.chunk(first).device, self.chunk(first).home);
             let transfer = self.links.copy(self.builder.memory_of(device), home, bytes)?;
