@@ -15,7 +15,7 @@ use crate::{Context, Placement, Plan, Stage};
 use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId, readable::percent};
 use spipe_cost::{BaseFormat, DataShape, Formats, Mode, Optimizer, Source, Workload};
 use spipe_hardware::Device;
-use spipe_model::LayerKind;
+use spipe_model::{LayerKind, Precision};
 use std::collections::BTreeMap;
 
 /// The part of a plan's training that is not plain: adapters, other optimizers than AdamW, and other
@@ -44,7 +44,8 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
     if let Some(lora) = context.model.lora() {
         parts.extend(lora.dora.then(|| "magnitudes of adapters (DoRA)".to_owned()));
         parts.extend((lora.dropout > 0.0).then(|| format!("dropout of {} in adapters", lora.dropout)));
-        parts.extend(lora.embeddings.then(|| "trained copies of embedding and head".to_owned()));
+        let narrow = context.workload().precision != Precision::Fp32;
+        parts.extend((lora.embeddings && narrow).then(|| "trained copies of embedding and head in 16 bits".to_owned()));
         let infers = context.workload().mode != Mode::Train;
         parts.extend(infers.then(|| "adapters that are not trained".to_owned()));
     }

@@ -27,9 +27,11 @@ fn exactly_with(lora: &str, setup: &Setup<'_>) {
         let setup = Setup { lora: Some(lora), ..setup.clone() };
         let results = both(&setup, backend, STEPS);
         equal(&setup, &results);
-        // Nothing but A and B has a gradient, and after a step B does not vanish.
+        // Nothing but A, B and copies has a gradient, and after a step B does not vanish.
         let named = |end: &str| results.1.gradients.iter().filter(|one| one.tensor.ends_with(end)).count();
-        assert_eq!(named(".lora-a") + named(".lora-b"), results.1.gradients.len(), "{setup:?}");
+        let copies = named(".copy");
+        assert_eq!(named(".lora-a") + named(".lora-b") + copies, results.1.gradients.len(), "{setup:?}");
+        assert_eq!(copies > 0, lora.contains("embeddings"), "{setup:?}");
         assert!(named(".lora-a") > 0 && named(".lora-a") == named(".lora-b"), "{setup:?}");
         let changed = results.1.losses.iter().any(|loss| loss.to_bits() != results.1.losses[0].to_bits());
         assert!(changed, "{setup:?}: {:?}", results.1.losses);
@@ -200,12 +202,38 @@ fn adapters_learn() {
     assert!(last < 0.96 * first, "{first} {last}");
 }
 
+/// Copies of embedding and head are trained in full beside adapters, on every way in which data moves.
+#[test]
+fn copies_of_embedding_and_head() {
+    let with_copies = |setup: Setup<'_>| exactly_with("rank=2,embeddings,targets=q,down", &setup);
+    with_copies(Setup { stages: &["gpu0 0..2 recompute:2", "cpu0 3..4 recompute"], ..Setup::default() });
+    with_copies(Setup { system: System::ZbH1, stages: &["gpu0 0..1", "gpu1 2..4"], ..Setup::default() });
+    with_copies(Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], ..Setup::default() });
+    with_copies(Setup { system: System::Superpipeline, stages: &UNITS, ..Setup::default() });
+    with_copies(Setup { system: System::Fsdp, stages: &["gpu0 0..1", "gpu0 2..4"], ..Setup::default() });
+    let spipe = Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() };
+    with_copies(spipe.clone());
+    // Both layers of a tied table use its copy.
+    let tied = &GPT.replace("places = 16", "places = 16\ntied = true");
+    with_copies(Setup { model: tied, stages: &["gpu0 0..1", "gpu1 2..4"], ..Setup::default() });
+    with_copies(Setup { model: tied, ..spipe });
+}
+
+#[test]
+fn copies_in_sixteen_bits_are_planned_only() {
+    let setup = Setup { lora: Some("rank=2,embeddings"), precision: Precision::Bf16, ..Setup::default() };
+    let (plan, program) = setup.build();
+    let options = all_devices(&setup, Backend::Ndarray, 1);
+    let refused = run(&plan, &program, &data(&plan), &options, &mut |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(refused.to_string().contains("trained copies of embedding and head in 16 bits"), "{refused}");
+}
+
 #[test]
 fn planned_only() {
     for (lora, said) in [
         ("rank=2,dora", "magnitudes of adapters (DoRA)"),
         ("rank=2,dropout=0.1", "dropout of 0.1 in adapters"),
-        ("rank=2,embeddings", "trained copies of embedding and head"),
+        ("rank=2,embeddings,targets=q,lm_head", "it is trained in full as well"),
         ("rank=2,targets=q,embed_tokens", "those of tables are not computed"),
     ] {
         let setup = Setup { lora: Some(lora), ..Setup::default() };

@@ -1,7 +1,8 @@
 """Losses of low-rank adapters trained by PEFT on the shipped model `demo`, step by step.
 
 Every number of every tensor follows from the tensor's name, and every token from its place, so that the
-table holds neither weights nor data. B is zero at first, as always.
+table holds neither weights nor data. B is zero at first, as always. Modules that are trained in full begin
+with numbers of their own.
 
 A quantised base is what bitsandbytes makes of the matrices of blocks, converted back to f32; embedding, norms and head are rounded to
 16 bits.
@@ -39,9 +40,10 @@ CONFIG = {
 CASES = [
     {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]},
     {"r": 3, "lora_alpha": 6, "use_rslora": True, "target_modules": ["v_proj", "down_proj", "lm_head"]},
+    {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"], "modules_to_save": ["embed_tokens", "lm_head"]},
 ]
 # The storage of the base in each case.
-BASES = [(CASES[0], None), (CASES[1], None), (CASES[0], "nf4"), (CASES[1], "int8")]
+BASES = [(CASES[0], None), (CASES[1], None), (CASES[0], "nf4"), (CASES[1], "int8"), (CASES[2], None)]
 
 
 def tokens(step):
@@ -70,10 +72,11 @@ def case(settings, base):
         for name, tensor in model.named_parameters():
             tensor.copy_(converted(name, fill(name, tensor, SCALE), base))
     model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.0, **settings))
-    trained = {name.replace(".default", ""): one for name, one in model.named_parameters() if one.requires_grad}
+    parameters = [(name.replace(".modules_to_save.default", ""), one) for name, one in model.named_parameters()]
+    trained = {name.replace(".default", ""): one for name, one in parameters if one.requires_grad}
     with torch.no_grad():
         for name, tensor in trained.items():
-            if name.endswith("lora_A.weight"):
+            if not name.endswith("lora_B.weight"):
                 tensor.copy_(fill(name, tensor, SCALE))
     model.train()
     optimizer = torch.optim.AdamW(trained.values(), lr=RATE)

@@ -18,8 +18,10 @@ LLAMA = transformers.LlamaConfig(
 GPT2 = transformers.GPT2Config(
     **SIZES, n_positions=32, n_embd=32, n_layer=2, n_head=4, n_inner=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0,
     bos_token_id=1, eos_token_id=2)
-# Weights of a Conv1D are inputs × outputs, one of them is square, and one holds queries, keys and values.
-CASES = [(transformers.LlamaForCausalLM, LLAMA, "q,v,gate,down"), (transformers.GPT2LMHeadModel, GPT2, "c_attn,attn.c_proj,c_fc")]
+# Weights of a Conv1D are inputs × outputs, one of them is square, and one holds queries, keys and values. With `embeddings`
+# copies of embedding and head are trained in full.
+CASES = [(transformers.LlamaForCausalLM, LLAMA, "q,v,gate,down"), (transformers.GPT2LMHeadModel, GPT2, "c_attn,attn.c_proj,c_fc"),
+         (transformers.LlamaForCausalLM, LLAMA, "q,down,embeddings")]
 
 
 class Adapters(unittest.TestCase):
@@ -41,13 +43,13 @@ class Adapters(unittest.TestCase):
 
     def test_peft_reads_them_and_back(self):
         tokens = 7 * torch.arange(16)[None] % 256
-        for kind, config, targets in CASES:
-            with self.subTest(kind.__name__):
+        for case, (kind, config, targets) in enumerate(CASES):
+            with self.subTest(f"{kind.__name__}: {targets}"):
                 kind(config).save_pretrained(self.path("base"))
                 spipe("plan", "--model", self.path("base"), "--hardware", "one-gpu", "--system", "gpu-only", "--seq-len", 16, "--precision", "fp32",
                       "--materialised-attention", "--global-batch", 4, "--microbatch", 2, "--lora", f"rank=4,alpha=8,targets={targets}",
                       "-o", self.path("plan.json"))
-                trained, again, merged = self.path("trained"), self.path("again"), self.path(f"merged-{kind.__name__}")
+                trained, again, merged = self.path("trained"), self.path("again"), self.path(f"merged-{case}")
                 self.run_plan("--steps", 10, "--learning-rate", 0.01, "--save-adapter", trained)
                 spipe("model", "merge", self.path("base"), "--adapter", trained, "-o", merged)
                 base = lambda: kind.from_pretrained(self.path("base"))

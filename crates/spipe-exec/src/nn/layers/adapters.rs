@@ -5,15 +5,23 @@
 //! └──► · A ──► · B ──► · scale ──────┘
 //! ```
 //!
+//! A layer whose matrix is trained in full beside its frozen one (PEFT's `modules_to_save`) has a copy of
+//! it, the first of its tensors, with which it computes.
+//!
 //! A matrix that holds several, such as GPT-2's queries, keys and values in one, has one adapter, whose
 //! output is cut into their parts.
 
 use super::{Initialisation, Matrix, Parameter};
 use spipe_base::Diagnostic;
-use spipe_model::{Adapted, Layer, Lora, Matrix as Place};
+use spipe_model::{Adapted, Layer, LayerKind, Lora, Matrix as Place};
+use std::borrow::Cow;
 
 /// The end of the names of both matrices.
 const ENDS: [&str; 2] = [".lora-a", ".lora-b"];
+
+/// The end of the name of a copy, in place of that of the matrix.
+const COPY: &str = ".copy";
+const ORIGINAL: &str = ".weight";
 
 /// The shapes of a layer's adapters.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +29,8 @@ pub(crate) struct Adapters {
     rank: u64,
     /// The factor on the product of both matrices.
     scale: f64,
+    /// The copy that is trained in full.
+    copy: Option<Parameter>,
     /// In the order of [`Place`], which is also that of the products in a forward.
     matrices: Vec<Adapted>,
 }
@@ -36,9 +46,19 @@ impl Adapters {
             let message = format!("adapters of layer `{}` cannot be executed yet: {what}", layer.name);
             Err(Diagnostic::error(message).hint(hint.to_owned()))
         };
-        if adaptation.copy.is_some() {
-            return refused("copies of embedding and head are not trained", "leave out `embeddings`");
+        if adaptation.copy.is_some() && !adaptation.matrices.is_empty() {
+            return refused("it is trained in full as well", "leave it out of the targets, or leave out `embeddings`");
         }
+        let copy = match (&layer.kind, adaptation.copy) {
+            (LayerKind::Head(head), Some(_)) if head.bias => {
+                return refused("a copy of a head's bias is not trained", "leave out `embeddings`");
+            }
+            (LayerKind::Head(_), Some([classes, hidden])) => {
+                Some(Parameter::weight("projection.copy", hidden, classes))
+            }
+            (_, Some([rows, columns])) => Some(Parameter::weight("token.copy", rows, columns)),
+            (_, None) => None,
+        };
         if adaptation.matrices.iter().any(|adapted| adapted.matrix == Place::Table) {
             return refused("those of tables are not computed", "leave the embedding out of the targets");
         }
@@ -47,28 +67,39 @@ impl Adapters {
         }
         let mut matrices = adaptation.matrices.clone();
         matrices.sort();
-        let adapters = Self { rank: lora.rank, scale: lora.scale(), matrices };
-        Ok((!adapters.matrices.is_empty()).then_some(adapters))
+        let adapters = Self { rank: lora.rank, scale: lora.scale(), copy, matrices };
+        Ok((adapters.count() > 0).then_some(adapters))
     }
 
     /// Number of their tensors.
     pub const fn count(&self) -> usize {
-        2 * self.matrices.len()
+        self.copies() + 2 * self.matrices.len()
     }
 
-    /// A and B of each matrix. PEFT draws A as PyTorch does the weight of a linear layer.
+    const fn copies(&self) -> usize {
+        if self.copy.is_some() { 1 } else { 0 }
+    }
+
+    /// The place of the trained copy of the layer's parameter `name` among their tensors.
+    pub fn copy_of(&self, name: &str) -> Option<usize> {
+        let original = self.copy.as_ref().and_then(Parameter::original)?;
+        (original.name == name).then_some(0)
+    }
+
+    /// The copy; A and B of each matrix. PEFT draws A as PyTorch does the weight of a linear layer.
     pub fn parameters(&self) -> impl Iterator<Item = Parameter> {
-        self.matrices.iter().flat_map(|Adapted { matrix, outputs, inputs, .. }| {
+        let added = self.matrices.iter().flat_map(|Adapted { matrix, outputs, inputs, .. }| {
             let [first, second] = ENDS.map(|end| format!("{}{end}", name(*matrix)));
             let shape = [self.rank as usize, *outputs as usize];
             let zeros = Parameter { name: second.into(), shape, initialisation: Initialisation::Zeros };
             [Parameter::uniform(first, [*inputs, self.rank], *inputs), zeros]
-        })
+        });
+        self.copy.iter().cloned().chain(added)
     }
 
     /// The adapters with their numbers.
     pub fn bind(&self, tensors: &[Matrix]) -> Bound {
-        let pairs = tensors.chunks_exact(2).map(|pair| [pair[0].clone(), pair[1].clone()]);
+        let pairs = tensors[self.copies()..].chunks_exact(2).map(|pair| [pair[0].clone(), pair[1].clone()]);
         Bound { scale: self.scale, all: self.matrices.iter().map(|adapted| adapted.matrix).zip(pairs).collect() }
     }
 
@@ -84,7 +115,7 @@ impl Adapters {
             Place::Head => weight == "projection.weight",
         };
         let found = self.matrices.iter().enumerate().filter(|(_, adapted)| here(adapted));
-        found.flat_map(|(index, _)| [2 * index, 2 * index + 1]).collect()
+        found.flat_map(|(index, _)| [0, 1].map(|end| self.copies() + 2 * index + end)).collect()
     }
 
     /// Whether one of them reads what one of `places` reads.
@@ -99,9 +130,15 @@ impl Adapters {
 }
 
 impl Parameter {
-    /// Whether it belongs to an adapter.
+    /// Whether it belongs to an adapter, or is a copy that is trained beside one.
     pub fn is_adapter(&self) -> bool {
-        ENDS.iter().any(|end| self.name.ends_with(end))
+        ENDS.iter().any(|end| self.name.ends_with(end)) || self.name.ends_with(COPY)
+    }
+
+    /// The parameter of which it is a copy.
+    pub fn original(&self) -> Option<Self> {
+        let name = self.name.strip_suffix(COPY)?;
+        Some(Self { name: Cow::Owned(format!("{name}{ORIGINAL}")), ..self.clone() })
     }
 }
 

@@ -298,7 +298,8 @@ impl Unit {
         let first = self.adapters();
         let mut order = Vec::new();
         for (index, parameter) in self.own_parameters().iter().enumerate().filter(|(_, one)| is_weight(one)) {
-            order.push(first + index);
+            let copy = self.adapters.as_ref().and_then(|adapters| adapters.copy_of(&parameter.name));
+            order.push(copy.unwrap_or(first + index));
             order.extend(self.adapters.iter().flat_map(|adapters| adapters.behind(&parameter.name)));
         }
         // A tied head projects with another layer's table.
@@ -321,7 +322,8 @@ impl Unit {
     ) -> Signal {
         let read = |layer: &LayerId| live.get(layer).expect("layers come behind those that they read").clone();
         let inputs: Vec<Matrix> = self.inputs.iter().map(read).collect();
-        let (adapters, parameters) = parameters.split_at(self.adapters());
+        let (adapters, own) = parameters.split_at(self.adapters());
+        let parameters = &self.with_copy(adapters, own)[..];
         let pass = &pass.with_adapters(self.adapters.as_ref().map(|shapes| shapes.bind(adapters)));
         let input = || inputs.first().expect("only layers that read data have no input").clone();
         match &self.arithmetic {
@@ -331,6 +333,18 @@ impl Unit {
             Arithmetic::Head(unit) => unit.forward(parameters, table, input(), pass),
             Arithmetic::Unet(unit, _) => unit.forward(parameters, &inputs, pass, self.is_last),
         }
+    }
+
+    /// Its own parameters, a trained copy in place of its original.
+    fn with_copy<'p>(&self, adapters: &[Matrix], own: &'p [Matrix]) -> Cow<'p, [Matrix]> {
+        let Some(shapes) = &self.adapters else { return Cow::Borrowed(own) };
+        let copied = |parameter: &Parameter| shapes.copy_of(&parameter.name);
+        let all = self.own_parameters();
+        let found = all.iter().enumerate().find_map(|(index, parameter)| Some((index, copied(parameter)?)));
+        let Some((index, copy)) = found else { return Cow::Borrowed(own) };
+        let mut own = own.to_vec();
+        own[index] = adapters[copy].clone();
+        Cow::Owned(own)
     }
 
     /// Estimated bytes that its graph keeps from forward to backward, its input included. A number
@@ -411,7 +425,7 @@ fn units_of(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, 
             Ok((arithmetic, adapters)) => units.push(Unit {
                 id,
                 inputs: layer.inputs,
-                tied: layer.tied_to.map(|owner| Tied { owner, trains: model.layers()[owner].trains }),
+                tied: layer.tied_to.map(|owner| Tied { owner, trains: trains_table(&model.layers()[owner]) }),
                 is_last: id.index() + 1 == model.layers().len(),
                 trains: layer.trains,
                 adapters,
@@ -425,6 +439,11 @@ fn units_of(model: &Model, seen: &dyn Fn(&Layer) -> Layer) -> Result<Vec<Unit>, 
         }
     }
     faults.or(units)
+}
+
+/// Whether the table of `layer`, or a copy of it, is trained.
+fn trains_table(layer: &Layer) -> bool {
+    layer.trains || layer.adaptation.as_ref().is_some_and(|adaptation| adaptation.copy.is_some())
 }
 
 /// The tensors of layers, those that are trained and the others.

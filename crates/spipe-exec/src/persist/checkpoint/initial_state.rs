@@ -130,6 +130,9 @@ impl InitialState {
         if let (None, Some(adapter), true) = (&self.resumed, &self.adapter, parameter.is_adapter()) {
             return adapter.parameter(layer, parameter);
         }
+        if let (None, Some(original)) = (&self.resumed, parameter.original()) {
+            return self.parameter(layer, &original);
+        }
         match (&self.resumed, &self.weights) {
             (Some(resumed), _) => {
                 let name = tensor_name(&self.layers[layer.index()], parameter);

@@ -4,6 +4,7 @@
 //! DIR/adapter_config.json         rank, alpha, the names of the adapted modules
 //! DIR/adapter_model.safetensors   base_model.model.MODULE.lora_A.weight, rank × inputs
 //!                                 base_model.model.MODULE.lora_B.weight, outputs × rank
+//!                                 base_model.model.MODULE.weight, a module that is trained in full
 //! ```
 //!
 //! MODULE is the name of the adapted matrix in the files of transformers, without `.weight`.
@@ -41,12 +42,23 @@ struct Place {
     /// The module that it adapts.
     module: String,
     tensor: String,
-    /// Rows and columns in the file: the parameter's, turned round.
+    /// Rows and columns in the file.
     shape: [usize; 2],
+    /// Whether these are the parameter's turned round.
+    turned: bool,
+    /// Whether it is the whole module, not a part of an adapter.
+    whole: bool,
 }
 
 /// The place of a parameter of an adapter; none if the model's files have no such module.
 fn place(family: Family, layer: &Layer, parameter: &Parameter) -> Option<Place> {
+    if let Some(original) = parameter.original() {
+        let there = family.place(layer, &original).filter(|place| place.parts() == 1)?;
+        let module = there.tensor.strip_suffix(".weight")?.to_owned();
+        let [rows, columns] = there.shape[..] else { return None };
+        let tensor = format!("{PREFIX}{}", there.tensor);
+        return Some(Place { module, tensor, shape: [rows, columns], turned: there.is_transposed(), whole: true });
+    }
     let (name, end) = ENDS.iter().zip([".lora-a", ".lora-b"]).find_map(|(end, ours)| {
         let name = parameter.name.strip_suffix(ours)?;
         Some((name, *end))
@@ -61,12 +73,19 @@ fn place(family: Family, layer: &Layer, parameter: &Parameter) -> Option<Place> 
     let there = family.place(layer, &weight).filter(|place| place.parts() == parts)?;
     let module = there.tensor.strip_suffix(".weight")?.to_owned();
     let [rows, columns] = parameter.shape;
-    Some(Place { tensor: format!("{PREFIX}{module}{end}"), module, shape: [columns, rows] })
+    let tensor = format!("{PREFIX}{module}{end}");
+    Some(Place { module, tensor, shape: [columns, rows], turned: true, whole: false })
 }
 
 /// The places of all parameters of adapters, by layer and index.
 fn places(model: &Model, parameters: &[Vec<Parameter>]) -> Result<Vec<(LayerId, usize, Place)>, WeightsError> {
     let family = Family::of(model).ok_or_else(|| WeightsError::NoLayout { model: model.name().into() })?;
+    // PEFT copies a tied table for each of its users.
+    let ties = model.layers().iter().any(|layer| layer.tied_to.is_some());
+    let copies = parameters.iter().flatten().any(|parameter| parameter.original().is_some());
+    if ties && copies {
+        return Err(WeightsError::TiedCopy { model: model.name().into() });
+    }
     let mut all = Vec::new();
     for ((id, layer), parameters) in model.layers().enumerate().zip(parameters) {
         for (index, parameter) in parameters.iter().enumerate().filter(|(_, parameter)| parameter.is_adapter()) {
@@ -84,8 +103,8 @@ fn places(model: &Model, parameters: &[Vec<Parameter>]) -> Result<Vec<(LayerId, 
 #[derive(Debug)]
 pub(crate) struct AdapterFile {
     file: TensorFile,
-    /// The tensor of each parameter.
-    tensors: BTreeMap<(LayerId, String), String>,
+    /// The place of each parameter.
+    tensors: BTreeMap<(LayerId, String), Place>,
 }
 
 impl AdapterFile {
@@ -115,22 +134,21 @@ impl AdapterFile {
             return Err(WeightsError::adapter(folder, model.name(), differences));
         }
         let named = |(layer, index, place): (LayerId, usize, Place)| {
-            ((layer, parameters[layer.index()][index].name.clone().into_owned()), place.tensor)
+            ((layer, parameters[layer.index()][index].name.clone().into_owned()), place)
         };
         Ok(Self { file, tensors: places.into_iter().map(named).collect() })
     }
 
     /// The numbers of a parameter of `layer`.
     pub fn parameter(&self, layer: LayerId, parameter: &Parameter) -> Result<Vec<f32>, TaskError> {
-        let name = self.tensors.get(&(layer, parameter.name.clone().into_owned()));
-        let name =
-            name.ok_or_else(|| TaskError::inconsistent(format!("`{}` has no place in the adapter", parameter.name)))?;
+        let place = self.tensors.get(&(layer, parameter.name.clone().into_owned()));
+        let Place { tensor: name, turned: is_turned, shape, .. } = place
+            .ok_or_else(|| TaskError::inconsistent(format!("`{}` has no place in the adapter", parameter.name)))?;
         let numbers = self.file.read(name).map_err(|error| TaskError::io(name, &error))?;
         if numbers.iter().any(|number| !number.is_finite()) {
             return Err(NotFinite::Weights { tensor: name.clone() }.into());
         }
-        let [rows, columns] = parameter.shape;
-        Ok(turned(&numbers, [columns, rows]))
+        Ok(if *is_turned { turned(&numbers, *shape) } else { numbers })
     }
 }
 
@@ -182,8 +200,9 @@ pub(crate) fn save(
     let written = in_place(&path, &mut |out| {
         tensor_file::write(out, &entries, &mut |index| {
             let (layer, parameter, place) = &places[index];
-            let [columns, rows] = place.shape;
-            Ok(turned(&numbers(*layer, *parameter)?, [rows, columns]))
+            let [rows, columns] = place.shape;
+            let numbers = numbers(*layer, *parameter)?;
+            Ok(if place.turned { turned(&numbers, [columns, rows]) } else { numbers })
         })
     });
     written.map_err(|error| fail(&path, &error))?;
@@ -207,7 +226,7 @@ fn config(model: &Model, places: &[(LayerId, usize, Place)], base: &str) -> Valu
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
         "target_modules": target_modules(model, places),
-        "modules_to_save": null,
+        "modules_to_save": modules_to_save(places),
         "bias": "none",
         "fan_in_fan_out": Family::of(model) == Some(Family::Gpt2),
         "use_dora": false,
@@ -216,9 +235,17 @@ fn config(model: &Model, places: &[(LayerId, usize, Place)], base: &str) -> Valu
     })
 }
 
+/// The last words of the names of modules that are trained in full; none without any.
+fn modules_to_save(places: &[(LayerId, usize, Place)]) -> Option<BTreeSet<&str>> {
+    let whole = places.iter().map(|(_, _, place)| place).filter(|place| place.whole);
+    let words: BTreeSet<&str> = whole.filter_map(|place| place.module.rsplit('.').next()).collect();
+    (!words.is_empty()).then_some(words)
+}
+
 /// The ends of the adapted modules' names, as short as they select these modules alone.
 fn target_modules(model: &Model, places: &[(LayerId, usize, Place)]) -> Vec<String> {
-    let adapted: BTreeSet<&str> = places.iter().map(|(_, _, place)| place.module.as_str()).collect();
+    let adapters = places.iter().map(|(_, _, place)| place).filter(|place| !place.whole);
+    let adapted: BTreeSet<&str> = adapters.map(|place| place.module.as_str()).collect();
     let others = modules(model);
     let selects = |end: &str, module: &str| module == end || module.ends_with(&format!(".{end}"));
     let of = |module: &&str| {

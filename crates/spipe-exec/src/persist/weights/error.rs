@@ -31,6 +31,12 @@ pub enum WeightsError {
         /// The matrix.
         matrix: String,
     },
+    /// A table that two layers share is trained as one copy, which PEFT's layout does not have.
+    #[error("a copy of the tied table of `{model}` has no place in an adapter's file")]
+    TiedCopy {
+        /// The model.
+        model: String,
+    },
     /// The settings of an adapter cannot be read.
     #[error("cannot use `{}`: {faults}", .path.display())]
     Config {
@@ -73,6 +79,7 @@ impl WeightsError {
                 Some("name a folder with `adapter_config.json` and `adapter_model.safetensors`, as PEFT writes them")
             }
             Self::NoModule { .. } => Some("train adapters on matrices that the files hold, or do not save them"),
+            Self::TiedCopy { .. } => Some("train without `embeddings`, or keep the run's checkpoints instead"),
             Self::Config { .. } => None,
             Self::OtherAdapter { .. } => Some("`spipe plan --adapter FOLDER` makes a plan with the adapter's settings"),
             Self::File { what: "read", .. } => {

@@ -232,6 +232,11 @@ impl Place {
         self.part.1
     }
 
+    /// Whether the file stores outputs × inputs.
+    pub const fn is_transposed(&self) -> bool {
+        self.transposed
+    }
+
     /// The numbers of the parameter from those of the tensor.
     pub fn take(&self, tensor: &[f32]) -> Vec<f32> {
         let [rows, columns] = self.size;
