@@ -60,6 +60,37 @@ fn a_plan_carries_its_adapters_and_is_simulated_but_not_run() {
     assert!(exported.code != 0 && exported.err.contains("planned and simulated only"), "{}", exported.err);
 }
 
+/// Magnitudes (DoRA) are planned and simulated wherever adapters are, and take more memory and time.
+#[test]
+fn magnitudes_are_planned_on_every_kind_of_system() {
+    let folder = tempfile::tempdir().unwrap();
+    for system in ["checkpointing", "superpipeline", "fsdp", "1f1b"] {
+        let made = |name: &str, lora: &str| {
+            let path = folder.path().join(format!("{system}-{name}.json"));
+            let file = path.to_str().unwrap().to_owned();
+            let mut args = vec!["plan", "--model", "gpt2", "--hardware", "rtx3090-x4-two-sockets", "--seq-len", "256"];
+            args.extend(["--global-batch", "8", "--microbatch", "1", "--effort", "low", "--system", system]);
+            let run = spipe(&[&args[..], &["--lora", lora, "-o", &file]].concat());
+            assert_eq!(run.code, 0, "{system}: {}", run.err);
+            let plan: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+            let simulated = spipe(&["simulate", &file, "--format", "json"]);
+            let simulated: Value = serde_json::from_str(&simulated.out).unwrap();
+            let time = simulated["iteration-ms"].as_f64().unwrap();
+            let planned = plan["simulated-iteration-ms"].as_f64().unwrap();
+            assert!((time / planned - 1.0).abs() < 1e-6, "{system}: {time} {planned}");
+            (file, plan["trained-parameters"].as_u64().unwrap(), time)
+        };
+        let (_, less, shorter) = made("lora", "rank=8,targets=q,v,o");
+        let (file, more, longer) = made("dora", "rank=8,targets=q,v,o,dora");
+        // Queries, keys and values are one matrix of 3·768 outputs.
+        assert_eq!((less, more - less), (12 * 8 * (4 + 2) * 768, 12 * 4 * 768), "{system}");
+        assert!(longer > shorter, "{system}: {longer} {shorter}");
+        let run = spipe(&["run", &file, "--data", "Cargo.toml", "--steps", "1"]);
+        let says = |words: &str| run.err.contains(words);
+        assert!(run.code != 0 && says("magnitudes of adapters (DoRA)") && says("hint: "), "{}", run.err);
+    }
+}
+
 #[test]
 fn folders_of_peft_are_planned() {
     let folder = tempfile::tempdir().unwrap();

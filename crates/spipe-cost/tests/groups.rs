@@ -57,6 +57,9 @@ fn each_training_is_a_row() {
     let with = |formats: Formats| Workload { formats, ..PLAIN };
     let pure = Formats { state: Some(StateFormat::Bf16), master: Some(Master::None), ..Formats::PLAIN };
     let full = llama();
+    // A magnitude for each output of the seven matrices.
+    let dora = llama().with_lora(&Lora::parse("rank=16,dora", None).unwrap()).unwrap();
+    let magnitudes = ADAPTERS + 5 * 4096 + 2 * 11008;
     for (name, model, workload, [parameters, updated, gradients, optimizer]) in [
         ("full", &full, PLAIN, [2 * BLOCK, 2 * BLOCK, 2 * BLOCK, 12 * BLOCK]),
         ("pure bf16", &full, with(pure), [2 * BLOCK, 2 * BLOCK, 2 * BLOCK, 4 * BLOCK]),
@@ -69,6 +72,12 @@ fn each_training_is_a_row() {
         ("lion", &full, Workload { optimizer: Optimizer::Lion, ..PLAIN }, [2 * BLOCK, 2 * BLOCK, 2 * BLOCK, 8 * BLOCK]),
         ("sgd", &full, Workload { optimizer: Optimizer::Sgd, ..PLAIN }, [2 * BLOCK, 2 * BLOCK, 2 * BLOCK, 4 * BLOCK]),
         ("adapters", &lora, PLAIN, [2 * BLOCK + 4 * ADAPTERS, 4 * ADAPTERS, 4 * ADAPTERS, 8 * ADAPTERS + 2 * ADAPTERS]),
+        (
+            "magnitudes",
+            &dora,
+            PLAIN,
+            [2 * BLOCK + 4 * magnitudes, 4 * magnitudes, 4 * magnitudes, 8 * magnitudes + 2 * magnitudes],
+        ),
         (
             "adapters in 16 bits",
             &lora,

@@ -244,6 +244,14 @@ impl Layer {
     /// Returns the peak bytes of buffers that live only within a forward or a backward, without the
     /// saved ones.
     pub fn workspace(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
+        self.own_workspace(batch, precision, attention) + self.adapters_workspace(precision)
+    }
+
+    fn adapters_workspace(&self, precision: Precision) -> Bytes {
+        Bytes::new(self.adaptation.as_ref().map_or(0, |adaptation| adaptation.workspace(precision)))
+    }
+
+    fn own_workspace(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
         let scaled = batch;
         let batch = self.batch(batch);
         match &self.kind {
@@ -264,7 +272,10 @@ impl Layer {
     /// activation function.
     pub fn workspace_in_place(&self, batch: Batch, precision: Precision, attention: Attention) -> Bytes {
         match &self.kind {
-            LayerKind::Block(block) => block.workspace_in_place(self.batch(batch), precision, attention),
+            LayerKind::Block(block) => {
+                let own = block.workspace_in_place(self.batch(batch), precision, attention);
+                own + self.adapters_workspace(precision)
+            }
             _ => self.workspace(batch, precision, attention),
         }
     }

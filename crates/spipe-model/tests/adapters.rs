@@ -62,6 +62,46 @@ fn a_frozen_matrix_has_no_weight_gradient() {
     assert!(!embedding.needs_backward && !lora.layers()[lora.layer("block.0").unwrap()].passes_gradient);
 }
 
+/// What PEFT 0.21 takes for magnitudes beyond the adapter itself, counted by PyTorch (`python/dora.py`):
+/// operations of forward and backward, and saved numbers.
+#[test]
+fn magnitudes_take_what_pytorch_counts() {
+    for ((tokens, hidden, inner, rank), dropout, expected) in [
+        ((32, 64, 48, 4), "", [57_344.0, 0.0, 96.0]),
+        ((32, 64, 48, 4), ",dropout=0.1", [253_952.0, 196_608.0, 96.0]),
+        ((16, 32, 96, 8), "", [65_536.0, 0.0, 192.0]),
+        ((16, 32, 96, 8), ",dropout=0.1", [163_840.0, 98_304.0, 192.0]),
+    ] {
+        let text = format!(
+            "format-version = 1\nkind = \"transformer\"\nname = \"m\"\nvocabulary = 100\nseq-len = 64\nhidden = {hidden}\n\
+             layers = 2\nheads = 4\nintermediate = {inner}\nnorm = \"rms-norm\"\nmlp = \"swiglu\"\npositions = \"rotary\"\n"
+        );
+        let batch = Batch { microbatch: 1, seq_len: tokens };
+        let counted = |dora: &str| {
+            let lora = Lora::parse(&format!("rank={rank},targets=gate{dropout}{dora}"), None).unwrap();
+            let model = Model::from_toml("m.toml", &text).unwrap().with_lora(&lora).unwrap();
+            let layer = &model.layers()[model.layer("block.1").unwrap()];
+            let work = layer.work(batch);
+            let flops = |ops: &[Op]| ops.iter().map(Op::flops).sum::<Flops>().get();
+            let bytes = |bytes: spipe_base::Bytes| bytes.as_f64() / 2.0;
+            (
+                [
+                    flops(&work.forward),
+                    flops(&work.backward_input) + flops(&work.backward_weight),
+                    bytes(layer.saved(batch, Precision::Bf16, Recompute::None, Attention::Fused)) / tokens as f64,
+                ],
+                bytes(layer.workspace(batch, Precision::Bf16, Attention::Fused)),
+            )
+        };
+        let ((with, more), (without, less)) = (counted(",dora"), counted(""));
+        for ((with, without), expected) in with.into_iter().zip(without).zip(expected) {
+            assert!((with - without - expected).abs() < 0.5, "{hidden}{dropout}: {with} {without} {expected}");
+        }
+        // B·A, its product with the scale, and the sum with the base.
+        assert!((more - less - 3.0 * (hidden * inner) as f64).abs() < 0.5, "{hidden}{dropout}");
+    }
+}
+
 #[test]
 fn matrices_without_adapters_save_no_inputs() {
     let batch = Batch { microbatch: 1, seq_len: 512 };

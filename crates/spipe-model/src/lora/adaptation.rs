@@ -116,7 +116,7 @@ impl Adaptation {
     /// Adds the work of an adapter on `networks` products of `rows` rows: dropout and cast of the
     /// input, both matrices, scale and sum. The backward casts and sums the same tensors once more.
     fn one(&self, work: &mut LayerWork, adapted: &Adapted, (networks, rows): (u64, u64)) {
-        let Adapted { matrix, outputs, inputs, count } = *adapted;
+        let Adapted { matrix, outputs, inputs, .. } = *adapted;
         let (read, written) = (product(&[networks, rows, inputs]), product(&[networks, rows, outputs]));
         if matrix == Matrix::Table {
             // Rows of A are gathered; their gradient is scattered.
@@ -137,13 +137,35 @@ impl Adaptation {
         work.backward_input.push(Op::elementwise(product(&[2, written])));
         work.backward_input.push(Op::elementwise(product(&[3, read])));
         if self.dora {
-            // B·A and the norm of each row of W + s·B·A, then a factor per output.
-            work.forward.push(Op::MatMul { batch: count, m: outputs, n: inputs, k: self.rank });
-            work.forward.push(Op::Elementwise { elements: product(&[4, count, outputs, inputs]), kernels: 3 });
-            work.forward.push(Op::elementwise(product(&[2, written])));
-            work.backward_input.push(Op::elementwise(product(&[2, written])));
-            work.backward_weight.push(Op::elementwise(product(&[2, written])));
+            self.magnitudes(work, adapted, (networks, rows));
         }
+    }
+
+    /// Adds the work of the magnitudes of an adapted matrix, as PEFT 0.21 does it (`DoraLinearLayer`):
+    /// both matrices of the adapter on an identity, the norm of each row of W + s·B·A, which has no gradient,
+    /// and a factor per output on the base's product and on the adapter's. With dropout the base's product is
+    /// repeated on the dropped input.
+    fn magnitudes(&self, work: &mut LayerWork, adapted: &Adapted, (networks, rows): (u64, u64)) {
+        let Adapted { outputs, inputs, count, .. } = *adapted;
+        let (weights, written) = (product(&[count, outputs, inputs]), product(&[networks, rows, outputs]));
+        work.forward.push(Op::MatMul { batch: count, m: inputs, n: self.rank, k: inputs });
+        work.forward.push(Op::MatMul { batch: count, m: inputs, n: outputs, k: self.rank });
+        work.forward.push(Op::Elementwise { elements: product(&[6, weights]), kernels: 3 });
+        work.forward.push(Op::Elementwise { elements: product(&[4, written]), kernels: 2 });
+        work.backward_input.push(Op::Elementwise { elements: product(&[4, written]), kernels: 2 });
+        work.backward_weight.push(Op::Elementwise { elements: product(&[4, written]), kernels: 2 });
+        if self.dropout {
+            work.forward.push(Op::MatMul { batch: networks, m: rows, n: outputs, k: inputs });
+            work.backward_input.push(Op::MatMul { batch: networks, m: rows, n: inputs, k: outputs });
+        }
+    }
+
+    /// Returns the bytes of the matrices that exist at once while magnitudes are computed: B·A, s·B·A and
+    /// W + s·B·A of the largest adapted matrix.
+    pub(crate) fn workspace(&self, precision: Precision) -> u64 {
+        let sizes = self.matrices.iter().filter(|adapted| adapted.matrix != Matrix::Table);
+        let largest = sizes.map(|adapted| product(&[adapted.outputs, adapted.inputs])).max();
+        largest.filter(|_| self.dora).map_or(0, |elements| product(&[3, elements, precision.bytes()]))
     }
 
     /// Returns the bytes of the block's saved tensors that no gradient needs: inputs of matrices that
@@ -160,14 +182,16 @@ impl Adaptation {
         product(&[tokens, sum(&elements), precision.bytes()])
     }
 
-    /// Returns the bytes that the adapters save: their inner vectors, and with dropout its mask (one
-    /// byte) and the dropped input of each.
+    /// Returns the bytes that the adapters save: their inner vectors; with dropout its mask (one byte)
+    /// and the dropped input of each; with magnitudes the products of base and adapter, whose gradients
+    /// they need.
     pub(crate) fn saved(&self, experts: Option<Experts>, batch: Batch, precision: Precision) -> u64 {
         let of = |adapted: &Adapted| {
             let (networks, rows) = rows(experts, adapted, batch);
             let inner = product(&[self.rank, precision.bytes()]);
             let dropped = if self.dropout { product(&[adapted.inputs, 1 + precision.bytes()]) } else { 0 };
-            product(&[networks, rows, sum(&[inner, dropped])])
+            let scaled = if self.dora && adapted.matrix != Matrix::Table { 2 * adapted.outputs } else { 0 };
+            product(&[networks, rows, sum(&[inner, dropped, product(&[scaled, precision.bytes()])])])
         };
         self.matrices.iter().map(of).fold(0, u64::saturating_add)
     }
