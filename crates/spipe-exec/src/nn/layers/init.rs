@@ -8,8 +8,11 @@ use spipe_base::LayerId;
 const DEVIATION: f64 = 0.02;
 
 /// The numbers of `parameter` of `layer`, row by row: a function of seed, layer, name and index
-/// alone.
+/// alone. A copy begins as its original does.
 pub(crate) fn initial(seed: u64, layer: LayerId, parameter: &Parameter) -> Vec<f32> {
+    if let Some(original) = parameter.original() {
+        return initial(seed, layer, &original);
+    }
     let name: Vec<u64> = parameter.name.bytes().map(u64::from).collect();
     let key = hash(&[&[seed, layer.index() as u64], &name[..]].concat());
     match parameter.initialisation {
