@@ -211,12 +211,14 @@ fn copies_of_embedding_and_head() {
     with_copies(Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], ..Setup::default() });
     with_copies(Setup { system: System::Superpipeline, stages: &UNITS, ..Setup::default() });
     with_copies(Setup { system: System::Fsdp, stages: &["gpu0 0..1", "gpu0 2..4"], ..Setup::default() });
-    let spipe = Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() };
-    with_copies(spipe.clone());
+    with_copies(Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() });
     // Both layers of a tied table use its copy.
     let tied = &GPT.replace("places = 16", "places = 16\ntied = true");
-    with_copies(Setup { model: tied, stages: &["gpu0 0..1", "gpu1 2..4"], ..Setup::default() });
-    with_copies(Setup { model: tied, ..spipe });
+    with_copies(Setup { model: tied, stages: &["gpu0 0..3 recompute:1"], ..Setup::default() });
+    with_copies(Setup { system: System::ZeroOffload, model: tied, stages: &["gpu0 0..3 socket"], ..Setup::default() });
+    let apart = Setup { model: tied, stages: &["gpu0 0..1", "gpu1 2..3"], ..Setup::default() };
+    let apart = Setup { lora: Some("rank=2,embeddings"), ..apart };
+    within_rounding(&apart, &both(&apart, Backend::Ndarray, STEPS));
 }
 
 #[test]
