@@ -1,4 +1,4 @@
-//! Plans whose optimizer state is on a drive, from the plan to the run.
+//! Plans with state or activations on a drive, from the plan to the run.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -71,6 +71,58 @@ fn a_named_drive_holds_all_state_and_an_unknown_one_is_refused() {
     assert!(said(&none).contains("keeps its optimizer state on the drive"), "{}", said(&none));
     let infers = spipe(folder.path(), &format!("{job} --mode infer --state-on nvme0"));
     assert_eq!(infers.status.code(), Some(2), "{}", said(&infers));
+}
+
+/// Activations that are pinned to leave go to the drive, over lanes of its own.
+#[test]
+fn activations_that_leave_go_to_the_named_drive() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "plan --model gpt2 --hardware rtx4090-pcie4-128gb --global-batch 8 --microbatch 1 --effort low";
+    let pinned = format!("{job} --system 1f1b --devices gpu0 --pin offload=2..5");
+    let plan = json(folder.path(), &format!("{pinned} --activations-on nvme0 -o plan.json"));
+    let stages = plan["stages"].as_array().unwrap();
+    assert!(stages.iter().any(|stage| stage["offload-to"] == "nvme0"), "{plan}");
+    assert!(plan["memory-parts"]["nvme0"]["activations"].as_u64() > Some(0), "{plan}");
+    let simulated = json(folder.path(), "simulate plan.json -o trace.json");
+    assert_eq!(simulated["iteration-ms"], plan["simulated-iteration-ms"]);
+    assert_eq!(simulated["peak-bytes"]["nvme0"], plan["peak-bytes"]["nvme0"]);
+    for lane in ["nvme0.read", "nvme0.write"] {
+        let trace: Value = serde_json::from_slice(&std::fs::read(folder.path().join("trace.json")).unwrap()).unwrap();
+        assert!(trace["lanes"].as_array().unwrap().iter().any(|known| known["name"] == lane), "{lane}");
+    }
+    let in_dram = json(folder.path(), &pinned);
+    assert!(in_dram["peak-bytes"].get("nvme0").is_none(), "{in_dram}");
+    let none = spipe(folder.path(), &format!("{job} --system gpu-only --activations-on nvme0"));
+    assert_eq!(none.status.code(), Some(4), "{}", said(&none));
+    assert!(said(&none).contains("offloads activations to the drive"), "{}", said(&none));
+}
+
+/// ZeRO-Infinity's states on a drive are DeepSpeed's `offload_optimizer` on NVMe.
+#[test]
+fn deepspeed_gets_the_drive_of_the_states() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "plan --model gpt2 --hardware rtx4090-pcie4-128gb --global-batch 4 --effort low";
+    json(folder.path(), &format!("{job} --system zero-infinity --state-on nvme0 -o plan.json"));
+    let export = |line: &str| spipe(folder.path(), &format!("export {line}"));
+    let mounted = export("deepspeed plan.json --nvme /mnt/nvme -o job");
+    assert!(mounted.status.success(), "{}", said(&mounted));
+    let config = std::fs::read(folder.path().join("job/ds_config.json")).unwrap();
+    let zero = &serde_json::from_slice::<Value>(&config).unwrap()["zero_optimization"];
+    assert_eq!(
+        (&zero["offload_optimizer"]["device"], &zero["offload_param"]["device"]),
+        (&"nvme".into(), &"cpu".into())
+    );
+    assert_eq!(zero["offload_optimizer"]["nvme_path"], "/mnt/nvme");
+    json(folder.path(), &format!("{job} --system zero-offload --state-on nvme0 -o other.json"));
+    for (line, reason) in [
+        ("deepspeed plan.json -o a", "name it with `--nvme PATH`"),
+        ("deepspeed other.json --nvme /mnt/nvme -o b", "keeps no optimizer state of `zero-offload` on a drive"),
+        ("fsdp plan.json -o c", "FSDP2 keeps everything in memory"),
+        ("torch other.json -o d", "PyTorch's stages keep everything in memory"),
+    ] {
+        let refused = export(line);
+        assert!(!refused.status.success() && said(&refused).contains(reason), "{line}: {}", said(&refused));
+    }
 }
 
 const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"small\"\nvocabulary = 256\nseq-len = 32\nhidden = 32\n\

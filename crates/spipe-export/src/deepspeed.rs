@@ -6,9 +6,10 @@ use crate::{
     sharded::{Sharded, check_training},
 };
 use serde_json::{Map, Value, json};
-use spipe_base::{Diagnostic, Faults};
+use spipe_base::{Diagnostic, Faults, MemoryId};
 use spipe_model::Precision;
-use spipe_plan::{Plan, System};
+use spipe_plan::{Plan, System, keeps_state_on_drives};
+use std::collections::BTreeSet;
 
 const SCRIPTS: [(&str, &str); 3] = [
     ("train.py", include_str!("../templates/deepspeed/train.py")),
@@ -16,8 +17,9 @@ const SCRIPTS: [(&str, &str); 3] = [
     ("storage.py", include_str!("../templates/torch/storage.py")),
 ];
 
-/// The folder that `deepspeed` or `torchrun` runs: configuration, script and settings. With `nvme`,
-/// the shards of ZeRO-Infinity are on the drive mounted there.
+/// The folder that `deepspeed` or `torchrun` runs: configuration, script and settings. `nvme` is the
+/// mount point of a drive: it has the optimizer state that the plan keeps on a drive, or else all
+/// shards of ZeRO-Infinity.
 ///
 /// # Errors
 /// Plans of systems that are not DeepSpeed's, and what it cannot express, with the nearest plan
@@ -36,7 +38,8 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
                 .hint("plan with `--system zero-offload`, `zero-infinity` or `fsdp`, or use `spipe export torch`"),
         ),
     }
-    if nvme.is_some() && system != System::ZeroInfinity {
+    check_drives(plan, nvme.is_some(), &mut faults);
+    if nvme.is_some() && system != System::ZeroInfinity && !keeps_state_on_drives(plan.placement()) {
         faults.push(
             Diagnostic::error(format!("`{system}` keeps nothing on a drive"))
                 .hint("plan with `--system zero-infinity`, or leave `--nvme` out"),
@@ -61,6 +64,34 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
     ];
     folder.add("README.md", filled(include_str!("../templates/deepspeed/README.md"), &values));
     Ok(folder)
+}
+
+/// Refuses drives that DeepSpeed does not have: its ZeRO-3 keeps the states of all groups on one drive
+/// or none.
+fn check_drives(plan: &Plan, mounted: bool, faults: &mut Faults) {
+    let (placement, context) = (plan.placement(), plan.context());
+    if !keeps_state_on_drives(placement) {
+        return;
+    }
+    let drives: BTreeSet<Option<MemoryId>> = placement
+        .backward_stages()
+        .iter()
+        .filter(|stage| context.trains(stage.layers))
+        .map(|stage| stage.state)
+        .collect();
+    let (what, hint) = if !matches!(placement.system, System::Fsdp | System::ZeroInfinity) {
+        let what = format!("DeepSpeed keeps no optimizer state of `{}` on a drive", placement.system);
+        (what, "nearest: `--system zero-infinity`")
+    } else if drives.len() > 1 {
+        let what = "DeepSpeed keeps the optimizer state of all layers on one drive, and the plan that of some";
+        (what.into(), "nearest: a plan with `--state-on DRIVE`")
+    } else if !mounted {
+        let what = "the plan keeps optimizer state on a drive, which has no mount point";
+        (what.into(), "name it with `--nvme PATH`")
+    } else {
+        return;
+    };
+    faults.push(Diagnostic::error(what).hint(hint));
 }
 
 /// DeepSpeed's configuration (`deepspeed/runtime/config.py`, `zero/config.py`). The train batch is
@@ -122,13 +153,21 @@ fn zero(plan: &Plan, settings: &Sharded, nvme: Option<&str>) -> Value {
     zero.insert("stage3_max_reuse_distance".into(), json!(largest * gathered));
     zero.insert("stage3_param_persistence_threshold".into(), json!(0));
     zero.insert("sub_group_size".into(), json!(largest));
+    // Of each parameter AdamW has a master copy, two moments and a gradient.
+    let optimizer =
+        nvme.map(|path| json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": 4 }));
     match (placement.system, nvme) {
+        // The plan says what is on the drive: optimizer state.
+        (_, Some(_)) if keeps_state_on_drives(placement) => {
+            if placement.system == System::ZeroInfinity {
+                zero.insert("offload_param".into(), host);
+            }
+            zero.insert("offload_optimizer".into(), json!(optimizer));
+        }
         (System::ZeroInfinity, Some(path)) => {
             let drive = |buffers: u64, size: u64| json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": buffers, "buffer_size": size });
             zero.insert("offload_param".into(), drive(gathered + 1, largest));
-            // Of each parameter AdamW has a master copy, two moments and a gradient.
-            let optimizer = json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": 4 });
-            zero.insert("offload_optimizer".into(), optimizer);
+            zero.insert("offload_optimizer".into(), json!(optimizer));
         }
         (System::ZeroInfinity, None) => {
             zero.insert("offload_param".into(), host.clone());

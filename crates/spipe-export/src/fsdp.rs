@@ -6,7 +6,7 @@ use crate::{
     sharded::{Sharded, check_training},
 };
 use spipe_base::{Diagnostic, Faults};
-use spipe_plan::{Plan, System};
+use spipe_plan::{Plan, System, uses_drives};
 
 const SCRIPTS: [(&str, &str); 3] = [
     ("train.py", include_str!("../templates/fsdp/train.py")),
@@ -25,6 +25,10 @@ pub fn fsdp(plan: &Plan) -> Result<Folder, Faults> {
     if !matches!(placement.system, System::Fsdp | System::ZeroInfinity) {
         let message = format!("this plan of `{}` shards no parameters over devices", placement.system);
         faults.push(Diagnostic::error(message).hint("use `spipe export torch`, or plan with `--system fsdp`"));
+    }
+    if uses_drives(&plan.context(), placement) {
+        let message = "the plan keeps something on a drive, and FSDP2 keeps everything in memory";
+        faults.push(Diagnostic::error(message).hint("use `spipe export deepspeed`, or plan without `--state-on`"));
     }
     faults.or(())?;
     let settings = Sharded::new(plan, &Network::of(plan.context().model)?);

@@ -1,6 +1,9 @@
-//! The choice of optimizer states that are on drives.
+//! The choice of optimizer states and activations that are on drives.
 
-use crate::{Context, Footprint, HostedState, Placement, StageFootprint, footprint, footprint::add, hosted_states};
+use crate::{
+    Context, Footprint, HostedState, Placement, Stage, StageFootprint, footprint, footprint::add, hosted_states,
+    staging,
+};
 use spipe_base::{Bytes, MemoryId, StageId};
 use spipe_hardware::MemoryKind;
 use std::collections::BTreeMap;
@@ -40,6 +43,23 @@ pub fn with_states_on_drives(context: &Context<'_>, placement: &Placement, on: O
 /// Whether any optimizer state of a placement is on a drive.
 pub fn keeps_state_on_drives(placement: &Placement) -> bool {
     placement.all_stages().any(|stage| stage.state.is_some())
+}
+
+/// A placement with all activations that GPUs offload on `drive`. `None` if no GPU offloads any.
+pub fn with_activations_on(context: &Context<'_>, placement: &Placement, drive: MemoryId) -> Option<Placement> {
+    let mut moved = placement.clone();
+    let leaves = |stage: &&mut Stage| stage.offload.is_some() && !context.is_cpu(stage.device);
+    let mut any = false;
+    for stage in moved.stages.iter_mut().chain(moved.backward.iter_mut()).filter(leaves) {
+        stage.offload = Some(drive);
+        any |= context.backward_of(stage.layers).is_some();
+    }
+    any.then_some(moved)
+}
+
+/// Whether any optimizer state or activation of a placement is on a drive.
+pub fn uses_drives(context: &Context<'_>, placement: &Placement) -> bool {
+    keeps_state_on_drives(placement) || placement.all_stages().any(|stage| staging(context, stage).is_some())
 }
 
 /// The stages whose states can be on a drive, the last one first, each with its drive.

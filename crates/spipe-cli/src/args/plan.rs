@@ -92,6 +92,9 @@ pub struct Plan {
     /// hold what DRAM does not
     #[arg(long, value_name = "DRIVE", conflicts_with = "improve")]
     pub state_on: Option<String>,
+    /// Keep the activations that GPUs offload on this drive, such as nvme0, in a plan that offloads some
+    #[arg(long, value_name = "DRIVE", conflicts_with = "improve")]
+    pub activations_on: Option<String>,
     /// Find the largest value of this for which a plan fits
     #[arg(long, value_enum)]
     pub solve_for: Option<Unknown>,

@@ -6,7 +6,7 @@ use crate::{
     input, interrupt, output,
     output::Target,
     planning::{
-        self, Found, Least, Request, Watch, pareto, sensitivity,
+        self, DriveFor, Found, Least, Request, Watch, pareto, sensitivity,
         solve_for::{self, Largest, Question},
         task::Task,
     },
@@ -15,7 +15,7 @@ use crate::{
 use serde::Serialize;
 use spipe_base::{Diagnostic, MemoryId};
 use spipe_hardware::{Hardware, MemoryKind};
-use spipe_plan::{OutcomeStatus, Plan, System, keeps_state_on_drives};
+use spipe_plan::{OutcomeStatus, Plan, System, uses_drives};
 use std::time::Duration;
 
 /// Finds a plan, prints and writes it, or reports why there is none.
@@ -77,7 +77,10 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
         start: task.start.clone(),
         host_help: true,
         hint: !what.no_hint,
-        state_on: what.state_on.as_deref().map(|name| drive(&task.hardware, name)).transpose()?,
+        drive_for: DriveFor {
+            state: what.state_on.as_deref().map(|name| drive(&task.hardware, name)).transpose()?,
+            activations: what.activations_on.as_deref().map(|name| drive(&task.hardware, name)).transpose()?,
+        },
         drives: true,
         on_drives: None,
     };
@@ -157,7 +160,7 @@ fn least(request: &Request<'_>, found: &Found, watch: &Watch) -> Vec<Least> {
     let left = request.time_limit.saturating_sub(watch.elapsed());
     let limit = if request.effort.is_some() { LEAST_BY_STEPS } else { left.min(MOST_FOR_LEAST) };
     let memories: Vec<_> = found.plan.peaks().into_iter().collect();
-    if keeps_state_on_drives(found.plan.placement()) {
+    if uses_drives(&found.plan.context(), found.plan.placement()) {
         let unknown = |(memory, _)| Least { memory, capacity: None, iteration: None };
         return memories.into_iter().map(unknown).collect();
     }

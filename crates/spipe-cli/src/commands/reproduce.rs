@@ -6,7 +6,7 @@ use crate::{
     idle::Idle,
     input,
     output::{self, Target},
-    planning::{self, Found, Request, measured},
+    planning::{self, DriveFor, Found, Request, measured},
     tables::table,
 };
 use rayon::prelude::*;
@@ -197,7 +197,7 @@ fn answer(question: &Question<'_>) -> Result<Option<Answer>, Failure> {
         pins: Pins::default(),
         start: None,
         host_help: true,
-        state_on: None,
+        drive_for: DriveFor::default(),
         drives: false,
         on_drives: None,
         hint: false,

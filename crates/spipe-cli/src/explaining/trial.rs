@@ -1,6 +1,6 @@
 //! Trials: a changed plan, simulated.
 
-use crate::planning::{self, Evaluator, Found, Request};
+use crate::planning::{self, DriveFor, Evaluator, Found, Request};
 use spipe_base::SimTime;
 use spipe_cost::{CostTable, Workload};
 use spipe_hardware::Hardware;
@@ -76,7 +76,7 @@ impl<'a> Explained<'a> {
             pins: what.pins.clone(),
             start: what.start.clone(),
             host_help: true,
-            state_on: None,
+            drive_for: DriveFor::default(),
             drives: true,
             on_drives: None,
             effort: Some(spipe_planner::Effort::Low),

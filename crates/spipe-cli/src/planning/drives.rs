@@ -1,41 +1,60 @@
-//! Plans whose optimizer state is on drives: for machines whose DRAM is too small.
+//! Plans whose optimizer state or activations are on drives: for machines whose DRAM is too small.
 //!
 //! ```text
 //! machine whose DRAM also has the room of the drives ─► search ─► placements
-//!                      the evaluator moves states to drives of the real machine, and simulates that
+//!                      the evaluator moves them to drives of the real machine, and simulates that
 //! ```
 //!
-//! The bound of the search holds: a plan is no faster for state on a drive.
+//! The bound of the search holds: a plan is no faster for what is on a drive.
 
 use super::{Evaluator, Request, Watch};
 use spipe_base::{Bytes, MemoryId, SimTime};
-use spipe_cost::{CostTable, Mode, Workload};
+use spipe_cost::{CostTable, LayerMemory, Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
-use spipe_plan::{Placement, check, with_states_on_drives};
+use spipe_plan::{Placement, check, with_activations_on, with_states_on_drives};
 
-/// The machine of a search for plans with state on drives.
+/// The drives that a request names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DriveFor {
+    /// The drive for all state that hosts step; without it, drives hold what DRAM does not.
+    pub state: Option<MemoryId>,
+    /// The drive for all activations that GPUs offload; without it, they are in DRAM.
+    pub activations: Option<MemoryId>,
+}
+
+impl DriveFor {
+    /// Whether none is named.
+    pub const fn is_none(self) -> bool {
+        self.state.is_none() && self.activations.is_none()
+    }
+}
+
+/// The machine of a search for plans with state or activations on drives.
 #[derive(Clone, Copy)]
 pub struct OnDrives<'a> {
     /// The machine as it is.
     pub machine: &'a Hardware,
-    /// The drive for all state that hosts step; without it, drives hold what DRAM does not.
-    pub on: Option<MemoryId>,
+    /// The drives that are named.
+    pub named: DriveFor,
 }
 
-/// The machine with the room of its drives in its DRAMs, as far as optimizer state can fill it. `None`
-/// without drives that may be used, and in inference.
-pub fn roomy(request: &Request<'_>, on: Option<MemoryId>) -> Option<Hardware> {
+/// The machine with the room of its drives in its DRAMs, as far as optimizer state, and activations
+/// for which a drive is named, can fill it. `None` without drives that may be used, and in inference.
+pub fn roomy(request: &Request<'_>, named: DriveFor) -> Option<Hardware> {
     let (hardware, workload) = (request.hardware, request.workloads.first()?);
     let of_kind = |kind| hardware.memories().enumerate().filter(move |(_, memory)| memory.kind == kind);
-    let drives = of_kind(MemoryKind::Nvme).filter(|(id, _)| on.is_none_or(|on| on == *id));
+    let allowed = |id: MemoryId| named.state.is_none_or(|on| on == id) || named.activations == Some(id);
+    let drives = of_kind(MemoryKind::Nvme).filter(|(id, _)| allowed(*id));
     let room: Bytes = drives.map(|(_, drive)| drive.usable()).sum();
     if !request.drives || workload.mode != Mode::Train || room == Bytes::ZERO {
         return None;
     }
     let cost = CostTable::new(request.model, hardware, workload).ok()?;
     let devices: Vec<_> = cost.devices().collect();
-    let state = |layer| devices.iter().map(|device| cost.memory(layer, *device).optimizer).max().unwrap_or_default();
-    let room = room.min(cost.layers().map(state).sum());
+    let microbatches = if named.activations.is_some() { workload.microbatches } else { 0 };
+    let fills = |memory: &LayerMemory| memory.optimizer + memory.saved * microbatches;
+    let most = |layer| devices.iter().map(|device| fills(cost.memory(layer, *device))).max().unwrap_or_default();
+    let room = room.min(cost.layers().map(most).sum());
     let drams: Vec<_> = of_kind(MemoryKind::Dram).filter(|(_, memory)| memory.pageable_view_of.is_none()).collect();
     let usable: Bytes = drams.iter().map(|(_, memory)| memory.usable()).sum();
     let mut roomy = hardware.clone();
@@ -47,20 +66,24 @@ pub fn roomy(request: &Request<'_>, on: Option<MemoryId>) -> Option<Hardware> {
     Some(roomy)
 }
 
-/// An evaluator of placements with their states moved to drives.
+/// An evaluator of placements with their states and activations moved to drives.
 pub struct Moved<'a> {
     /// The evaluator on the machine as it is.
     pub evaluator: Evaluator<'a>,
-    pub on: Option<MemoryId>,
+    pub named: DriveFor,
     pub watch: Option<&'a Watch>,
     pub workload: Workload,
 }
 
 impl Moved<'_> {
-    /// The placement with states on drives, if it fits the machine as it is.
+    /// The placement with states and activations on drives, if it fits the machine as it is.
     pub fn placement(&self, placement: &Placement) -> Option<Placement> {
         let context = self.evaluator.context();
-        let moved = with_states_on_drives(&context, placement, self.on)?;
+        let moved = match self.named.activations {
+            Some(drive) => with_activations_on(&context, placement, drive)?,
+            None => placement.clone(),
+        };
+        let moved = with_states_on_drives(&context, &moved, self.named.state)?;
         check(&context, &moved).is_ok().then_some(moved)
     }
 

@@ -2,7 +2,7 @@
 //! baseline`, and planned as these commands plan.
 
 use super::{
-    Request, layout, search,
+    DriveFor, Request, layout, search,
     task::{self, Task},
     tensor_data, workloads,
 };
@@ -93,7 +93,7 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         pins: pinned.pins,
         start: None,
         host_help: true,
-        state_on: None,
+        drive_for: DriveFor::default(),
         drives: false,
         on_drives: None,
         effort: what.effort.map(Into::into),

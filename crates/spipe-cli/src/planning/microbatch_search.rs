@@ -1,7 +1,7 @@
 //! The search over the sizes of microbatches.
 
 use super::{
-    Ended, Evaluator, Found, OnDrives, Request, by_layer,
+    DriveFor, Ended, Evaluator, Found, OnDrives, Request, by_layer,
     drives::{self, Moved},
     gap, readable, refusal, remedies,
     sizes::{ROUNDING, Sizes},
@@ -46,17 +46,20 @@ const FASTEST: u32 = 3;
 /// 4. Time that is left goes to the size with the fastest plan, starting from that plan.
 ///
 /// Where no plan fits the memories, and the machine has drives, optimizer state may be on them.
+/// Activations are on drives that are named only.
 pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
-    let refused = match request.state_on {
-        Some(_) => Refused { error: no_drive(), left: request.time_limit, settled: false },
-        None => match in_memory(request) {
+    let named = request.drive_for;
+    let refused = if named.is_none() {
+        match in_memory(request) {
             Ok(found) => return Ok(found),
             Err(Unsuccessful::Failed(failure)) => return Err(failure),
             Err(Unsuccessful::Refused(refused)) => refused,
-        },
+        }
+    } else {
+        Refused { error: no_drive(named), left: request.time_limit, settled: false }
     };
-    if let Some(roomy) = drives::roomy(request, request.state_on) {
-        let on_drives = Some(OnDrives { machine: request.hardware, on: request.state_on });
+    if let Some(roomy) = drives::roomy(request, named) {
+        let on_drives = Some(OnDrives { machine: request.hardware, named });
         match in_memory(&Request { hardware: &roomy, on_drives, start: None, ..request.clone() }) {
             Ok(found) => return Ok(found),
             Err(Unsuccessful::Failed(failure)) => return Err(failure),
@@ -308,10 +311,17 @@ impl Search<'_> {
 }
 
 /// The refusal of a named drive.
-fn no_drive() -> PlanError {
+fn no_drive(named: DriveFor) -> PlanError {
+    let (what, hint) = if named.activations.is_some() {
+        let hint = "name layers whose activations leave their GPU, as `--system po-h` or `--pin offload=0..3` does";
+        ("offloads activations to the drive", hint)
+    } else {
+        let hint = "name a system whose optimizer steps run on the CPU, such as `--system zero-infinity`";
+        ("keeps its optimizer state on the drive", hint)
+    };
     PlanError::Infeasible {
-        reason: "no placement of the allowed systems keeps its optimizer state on the drive".into(),
-        hint: "name a system whose optimizer steps run on the CPU, such as `--system zero-infinity`".into(),
+        reason: format!("no placement of the allowed systems {what}"),
+        hint: hint.into(),
         missing: None,
         certain: true,
     }
@@ -350,17 +360,17 @@ fn one_size(
     };
     let cost = table(request.hardware)?;
     let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-    let Some(OnDrives { machine, on }) = request.on_drives else {
+    let Some(OnDrives { machine, named }) = request.on_drives else {
         let evaluator = Watched { evaluator: Evaluator::new(context), watch: request.watch, workload: *workload };
         return solved((request, planner), context, (options, &evaluator));
     };
     let cost = table(machine)?;
     let evaluator = Evaluator::new(Context { model: request.model, hardware: machine, cost: &cost });
-    let moved = Moved { evaluator, on, watch: request.watch, workload: *workload };
+    let moved = Moved { evaluator, named, watch: request.watch, workload: *workload };
     let found = solved((request, planner), context, (options, &moved))?;
     match moved.placement(&found.placement) {
         Some(placement) => Ok(Solution { placement, ..found }),
-        None => Err(no_drive()),
+        None => Err(no_drive(named)),
     }
 }
 

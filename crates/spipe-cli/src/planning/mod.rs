@@ -7,7 +7,7 @@
 //!                                  sensitivity (10 % more of each resource) ◄─┤
 //!                                                      pareto (less memory) ◄─┘
 //! by_layer   checkpointing layer by layer
-//! drives     plans whose optimizer state is on drives
+//! drives     plans whose optimizer state or activations are on drives
 //! layout     the stages of `--layout`, and all conditions of the command line
 //! measured   the plans of measured runs, for `spipe fit`
 //! task       model, machine and workload, from the options of `spipe plan`
@@ -43,7 +43,7 @@ pub mod training;
 mod watch;
 mod workloads;
 
-pub use drives::OnDrives;
+pub use drives::{DriveFor, OnDrives};
 pub use evaluator::{Evaluator, program};
 pub use least::{Least, least};
 pub use microbatch_search::search;
@@ -51,7 +51,7 @@ pub use watch::Watch;
 pub use workloads::workloads;
 
 use crate::Failure;
-use spipe_base::{MemoryId, SimTime};
+use spipe_base::SimTime;
 use spipe_cost::Workload;
 use spipe_fit::Class;
 use spipe_hardware::Hardware;
@@ -88,8 +88,8 @@ pub struct Request<'a> {
     pub host_help: bool,
     /// Whether a refusal looks for remedies.
     pub hint: bool,
-    /// The drive that must hold all optimizer state that hosts step, if one is named.
-    pub state_on: Option<MemoryId>,
+    /// The drives that are named.
+    pub drive_for: DriveFor,
     /// Whether drives may hold what DRAM does not.
     pub drives: bool,
     /// The machine as it is, where `hardware` has the room of the drives in its DRAMs.

@@ -146,6 +146,7 @@ pub fn idle(what: &args::Plan, given: &Given, (task, systems): (&Task, &[System]
                 "master",
                 "optimizer-in-backward",
                 "state-on",
+                "activations-on",
             ],
             "in inference",
             "leave it out, or plan with `--mode train`",

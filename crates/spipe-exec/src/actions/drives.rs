@@ -1,4 +1,4 @@
-//! Optimizer state on drives: each has a place in the file that stands for its drive.
+//! Optimizer state and activations on drives: each has a place in the file that stands for its drive.
 
 use super::{
     Interpreter,
@@ -6,11 +6,12 @@ use super::{
 };
 use crate::{
     actions::Outcome,
+    nn::passes::SavedActivations,
     optimizer::{Slot, TensorState, read_numbers, write_numbers},
     persist::drive::{DriveFile, Place},
     task_error::TaskError,
 };
-use burn::tensor::{Shape, TensorData};
+use burn::tensor::{DType, Shape, TensorData};
 use spipe_base::{BufferId, Bytes, MemoryId};
 use std::{
     collections::BTreeMap,
@@ -128,6 +129,40 @@ impl Interpreter<'_> {
         let mut outcome = Outcome { held: vec![(source, Bytes::ZERO)], ..Outcome::default() };
         self.put(&mut outcome, target, Value::OnDrive(Box::new(kept)));
         Ok(outcome)
+    }
+
+    /// Writes activations from host memory to the drive of `to`.
+    pub(super) fn write_activations(
+        &self,
+        to: BufferId,
+        saved: SavedActivations<TensorData>,
+    ) -> Result<Value, TaskError> {
+        let drive = self.drive_of(to).ok_or_else(|| TaskError::inconsistent(format!("{to} is on no drive")))?;
+        let file = self.drives.file(drive)?;
+        let fill = |out: &mut dyn Write| saved.iter().try_for_each(|data| out.write_all(data.as_bytes()));
+        let bytes = saved.iter().map(|data| data.as_bytes().len()).sum();
+        let place = file.lend(bytes, fill).map_err(|error| TaskError::drive(file.path(), "written", &error))?;
+        Ok(Value::OffloadedToDrive(Box::new((saved.turned(|data| (data.dtype(), data.shape().clone())), place))))
+    }
+
+    /// Reads activations from the drive of `from` to host memory, which frees their place.
+    pub(super) fn read_activations(
+        &self,
+        from: BufferId,
+        (kept, place): (SavedActivations<(DType, Shape)>, Place),
+    ) -> Result<Value, TaskError> {
+        let missing = || TaskError::inconsistent(format!("{from} is on no drive"));
+        let file = self.drives.file(self.drive_of(from).ok_or_else(missing)?)?;
+        let bytes = file.read(&place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
+        file.free(place);
+        let mut left = bytes.as_slice();
+        let tensors = kept.iter().map(|(dtype, shape)| {
+            let (here, rest) = left.split_at_checked(dtype.size() * shape.num_elements())?;
+            left = rest;
+            Some(TensorData::from_bytes_vec(here.to_vec(), shape.clone(), *dtype))
+        });
+        let tensors = tensors.collect::<Option<Vec<_>>>().and_then(|tensors| kept.of(tensors));
+        tensors.map(|saved| Value::Offloaded(Box::new(saved))).ok_or_else(missing)
     }
 
     fn kept(&self, at: Instance) -> Result<OnDrive, TaskError> {

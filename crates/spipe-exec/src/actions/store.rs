@@ -11,7 +11,7 @@ use crate::{
     stored::{Cache, Stored, StoredPair, StoredTensors, matrix_bytes},
     task_error::TaskError,
 };
-use burn::tensor::{Shape, TensorData};
+use burn::tensor::{DType, Shape, TensorData};
 use spipe_base::{BufferId, Bytes};
 use std::{
     collections::BTreeMap,
@@ -45,6 +45,8 @@ pub(crate) enum Value {
     /// The activations from which a graph is rebuilt: on the device, and in host memory.
     Saved(Box<SavedActivations<Stored>>),
     Offloaded(Box<SavedActivations<TensorData>>),
+    /// The same in the file of a drive: the type and shape of each tensor, and their place.
+    OffloadedToDrive(Box<(SavedActivations<(DType, Shape)>, Place)>),
     /// The part of a backward that is left for the weight gradients.
     Pending(Box<PendingBackward>),
     /// Keys and values of the tokens so far.
@@ -206,6 +208,7 @@ impl Value {
             Self::Matrix(matrix) => Some(matrix.bytes()),
             Self::Saved(saved) => Some(saved.iter().map(Stored::bytes).sum()),
             Self::Offloaded(saved) => Some(Bytes::new(saved.iter().map(|data| data.as_bytes().len() as u64).sum())),
+            Self::OffloadedToDrive(kept) => Some(Bytes::new(kept.1.bytes() as u64)),
             Self::Cache(cache) => Some(cache.values().flatten().flatten().map(Stored::bytes).sum()),
             Self::Norm(..) => Some(Bytes::ZERO),
             Self::Graphs(_) | Self::Pending(_) => None,

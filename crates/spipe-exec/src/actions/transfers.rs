@@ -60,9 +60,11 @@ impl Interpreter<'_> {
         Ok(outcome)
     }
 
-    /// Moves saved activations to host memory, or back.
+    /// Moves saved activations from a device to host memory and on to a drive, or back.
     pub(super) fn offload(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, TaskError> {
         let value = match (self.store.take(self.at(from, iteration)), self.computed_on[to]) {
+            (Some(Value::Offloaded(saved)), None) => self.write_activations(to, *saved)?,
+            (Some(Value::OffloadedToDrive(kept)), None) => self.read_activations(from, *kept)?,
             (Some(Value::Saved(saved)), None) => {
                 let numbers = all_to_host(saved.iter())?;
                 Value::Offloaded(Box::new(saved.of(numbers).ok_or_else(|| wrong(self.at(from, iteration)))?))

@@ -1,4 +1,5 @@
-//! A file that stands for a drive: every optimizer state has a place of its own in it.
+//! A file that stands for a drive: every optimizer state has a place of its own in it, and activations
+//! have places that they share.
 //!
 //! ```text
 //! one place: whole blocks of 4 KiB │ next place │ …      numbers, little-endian, then zeros to the end of a block
@@ -9,6 +10,7 @@
 //! resumes from its checkpoint, and writes the file again.
 
 use std::{
+    collections::BTreeMap,
     fs::{File, OpenOptions, TryLockError},
     io::{self, Write},
     os::unix::fs::{FileExt, OpenOptionsExt},
@@ -32,6 +34,8 @@ pub(crate) struct DriveFile {
     path: PathBuf,
     /// The end of the last place.
     end: Mutex<u64>,
+    /// Places of activations that have come back, by the bytes that they take.
+    free: Mutex<BTreeMap<usize, Vec<Place>>>,
 }
 
 /// A place in the file, with the CRC-32 of the bytes that were written there last.
@@ -64,7 +68,7 @@ impl DriveFile {
         }
         file.set_len(0)?;
         let unbuffered = direct(&mut plain, &path)?;
-        Ok(Self { locked: file, unbuffered, path, end: Mutex::new(0) })
+        Ok(Self { locked: file, unbuffered, path, end: Mutex::new(0), free: Mutex::default() })
     }
 
     fn file(&self) -> &File {
@@ -89,6 +93,20 @@ impl DriveFile {
         self.file().sync_data()?;
         *end += bytes.next_multiple_of(BLOCK) as u64;
         Ok(place)
+    }
+
+    /// Writes `bytes` that are read once: to a place that is free, or to a new one.
+    pub fn lend(&self, bytes: usize, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Place> {
+        let place = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes).and_then(Vec::pop);
+        match place {
+            Some(place) => self.write(place, fill),
+            None => self.add(bytes, fill),
+        }
+    }
+
+    /// Takes back a place that was lent.
+    pub fn free(&self, place: Place) {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner).entry(place.bytes).or_default().push(place);
     }
 
     /// Writes the bytes that `fill` produces to a place; there must be as many as before.
@@ -248,6 +266,22 @@ mod tests {
         assert!(drive.read(&again).unwrap() == numbers(sizes[2], 9));
         assert!(drive.read(&places[1]).unwrap() == numbers(BLOCK, 1));
         assert_eq!(drive.read(&places[2]).unwrap_err().to_string(), "it holds other bytes than were written there");
+    }
+
+    /// Two places for any number of activations of which two are there at once.
+    #[test]
+    fn lent_places_are_used_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let drive = DriveFile::create(folder.path(), "nvme0").unwrap();
+        let lend = |seed: u8| drive.lend(100, |out| out.write_all(&numbers(100, seed))).unwrap();
+        let mut before = lend(0);
+        for seed in 1..9 {
+            let place = lend(seed);
+            assert!(drive.read(&before).unwrap() == numbers(100, seed - 1));
+            drive.free(before);
+            before = place;
+        }
+        assert_eq!(std::fs::metadata(drive.path()).unwrap().len(), 2 * BLOCK as u64);
     }
 
     #[test]

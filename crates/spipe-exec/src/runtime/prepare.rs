@@ -28,6 +28,7 @@ use crate::{
 use burn::tensor::DType;
 use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId};
 use spipe_cost::Mode;
+use spipe_hardware::MemoryKind;
 use spipe_model::Precision;
 use spipe_plan::{Executed, Plan, beyond_execution};
 use spipe_schedule::{Buffer, Content, Program};
@@ -66,7 +67,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         let hint = "plan optimizer steps on a socket, or bind the device to `emulated`";
         return Err(RunError::Unsupported(fault.hint(hint).into()));
     }
-    let (drives, more) = open_drives(program, &tasks, options)?;
+    let (drives, more) = open_drives(plan, program, options)?;
     let warnings = warnings.into_iter().chain(more).collect();
     let scales = LossScales::new(workload.precision, initial_state.loss_scale());
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
@@ -218,22 +219,23 @@ fn open(
     Ok(contexts)
 }
 
-/// The files of the drives that keep optimizer state, with warnings.
-fn open_drives(
-    program: &Program,
-    tasks: &IdVec<ActionId, Task>,
-    options: &Options,
-) -> Result<(Drives, Vec<String>), RunError> {
-    let read = tasks.iter().filter_map(|task| match task {
-        Task::ReadState { from, .. } => Some(program.buffers()[*from].memory),
-        _ => None,
-    });
-    let used: BTreeSet<MemoryId> = read.collect();
+/// The files of the drives that keep optimizer state or offloaded activations, with warnings.
+fn open_drives(plan: &Plan, program: &Program, options: &Options) -> Result<(Drives, Vec<String>), RunError> {
+    let memories = plan.context().hardware.memories();
+    let on_drives = program.buffers().iter().filter(|buffer| memories[buffer.memory].kind == MemoryKind::Nvme);
+    let is_executed = |buffer: &&Buffer| matches!(buffer.content, Content::OptimizerState(_) | Content::Saved(..));
+    if let Some(buffer) = on_drives.clone().find(|buffer| !is_executed(buffer)) {
+        let (content, name) = (buffer.content.group(), &memories[buffer.memory].name);
+        let fault = Diagnostic::error(format!("{content} are on `{name}`, which is planned and simulated only"));
+        let hint = "executed are drives with optimizer state or offloaded activations";
+        return Err(RunError::Unsupported(fault.hint(hint).into()));
+    }
+    let used: BTreeSet<MemoryId> = on_drives.map(|buffer| buffer.memory).collect();
     let mut files = BTreeMap::new();
     for memory in used {
         let name = &program.memories()[memory].name;
         let Some(folder) = options.drives.get(name) else {
-            let fault = Diagnostic::error(format!("the plan keeps optimizer state on `{name}`, which has no folder"));
+            let fault = Diagnostic::error(format!("the plan uses the drive `{name}`, which has no folder"));
             return Err(RunError::Unsupported(fault.hint(format!("name one with `--drive {name}=FOLDER`")).into()));
         };
         let file = DriveFile::create(folder, name).map_err(|error| {

@@ -78,7 +78,7 @@ pub fn machine(memory: &str, link: &str) -> String {
     machine_with(2, memory, link)
 }
 
-/// A number of emulated accelerators, and a socket.
+/// A number of emulated accelerators, a socket, and a drive.
 pub fn machine_with(gpus: u32, memory: &str, link: &str) -> String {
     let gpu = |index: u32| {
         format!(
@@ -93,7 +93,9 @@ pub fn machine_with(gpus: u32, memory: &str, link: &str) -> String {
         "format-version = 1\nname = \"test\"\n\
          [[socket]]\nname = \"cpu0\"\ncores = 1\npeak = {{ f32 = \"50 GFLOP/s\" }}\noptimizer-rate = \"0.2 Gparam/s\"\n\
          dram = {{ name = \"dram0\", capacity = \"4 GiB\", bandwidth = \"10 GB/s\" }}\nsource = \"estimate: a test\"\n\
-         {}[[link]]\nname = \"root\"\nbetween = [\"root0\", \"dram0\"]\nbandwidth = \"20 GB/s\"\n",
+         {}[[link]]\nname = \"root\"\nbetween = [\"root0\", \"dram0\"]\nbandwidth = \"20 GB/s\"\n\
+         [[nvme]]\nname = \"nvme0\"\ncapacity = \"1 GB\"\nread = \"2 GB/s\"\nwrite = \"1 GB/s\"\n\
+         source = \"estimate: a test\"\n[[link]]\nname = \"m2\"\nbetween = [\"nvme0\", \"root0\"]\nbandwidth = \"4 GB/s\"\n",
         (0..gpus).map(gpu).collect::<String>()
     )
 }

@@ -3,6 +3,7 @@
 mod adapters;
 mod calibration;
 mod clipping;
+mod drives;
 mod inference;
 mod machine;
 mod optimizers;

@@ -11,7 +11,7 @@ use spipe_schedule::{Program, lower};
 use std::fmt::Debug;
 
 /// The parameters of a test. A stage is `DEVICE LAYERS` and any of `recompute:N`, `offload`,
-/// `socket`, `streamed`.
+/// `socket`, `streamed`, `drive`, `offload-to-drive`.
 #[derive(Clone, Debug)]
 pub struct Setup<'a> {
     pub system: System,
@@ -61,10 +61,13 @@ fn stage(hardware: &Hardware, text: &str) -> Stage {
     let device = |name: &str| hardware.device(name).unwrap_or_else(|| panic!("no `{name}`"));
     let first = device(words.next().expect("a device"));
     let layers: LayerRange = words.next().expect("layers").parse().expect("a range");
-    let (socket, dram) = (device("cpu0"), hardware.memory("dram0").expect("a host"));
+    let memory = |name: &str| hardware.memory(name).unwrap_or_else(|| panic!("no `{name}`"));
+    let (socket, dram) = (device("cpu0"), memory("dram0"));
     words.fold(Stage::new(first, layers), |stage, word| match word {
         "offload" => stage.with_activations_in(dram),
         "socket" => stage.with_optimizer_on(socket),
+        "drive" => stage.with_state_on(memory("nvme0")),
+        "offload-to-drive" => stage.with_activations_in(memory("nvme0")),
         "streamed" => stage.with_weights_in(dram),
         "recompute" => stage.with_everything_recomputed(),
         other => stage.with_recomputed(other.strip_prefix("recompute:").expect("a word").parse().expect("a number")),

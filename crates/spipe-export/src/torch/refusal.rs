@@ -2,7 +2,7 @@
 
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::Mode;
-use spipe_plan::{Family, Plan, System, Weights};
+use spipe_plan::{Family, Plan, System, Weights, uses_drives};
 
 /// Refuses what the runtime cannot express.
 ///
@@ -39,6 +39,13 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
             "nearest: `--system gis-h`, which has the same order without offloads",
         ),
         _ => {}
+    }
+    if uses_drives(&context, placement) {
+        refuse(
+            "it keeps something on a drive, and PyTorch's stages keep everything in memory",
+            "nearest: a plan without `--state-on` and `--activations-on`, or `spipe export deepspeed` of one with \
+             `--system zero-infinity`",
+        );
     }
     if knobs.gradients_leave {
         refuse(

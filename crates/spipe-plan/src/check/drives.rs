@@ -1,20 +1,24 @@
-//! The rules of drives, which hold optimizer state, and in training no parameters.
+//! The rules of drives, which hold optimizer state and offloaded activations, and in training no
+//! parameters.
 
 use super::found::Found;
 use crate::{
     Context, Placement, Stage, Weights,
-    footprint::{hosted_states, speculates, steps_on_a_host},
+    footprint::{hosted_states, speculates, staging, steps_on_a_host},
 };
 use spipe_base::{Diagnostic, MemoryId, StageId};
 use spipe_cost::Mode;
 use spipe_hardware::MemoryKind;
 
 /// Checks that states are on drives, that their steps run on a socket that a route joins with the
-/// drive, and that no step is undone.
+/// drive, and that no step is undone; that activations reach their drive through DRAM.
 pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     for (index, stage) in placement.all_stages().enumerate() {
         let id = StageId::from(index);
         if let Some(fault) = streams_from_a_drive(context, (id, stage)) {
+            faults.push_at(id, fault);
+        }
+        if let Some(fault) = offloads_to_a_drive(context, (id, stage)) {
             faults.push_at(id, fault);
         }
     }
@@ -46,6 +50,26 @@ fn streams_from_a_drive(context: &Context<'_>, (id, stage): (StageId, &Stage)) -
     (memory.kind == MemoryKind::Nvme && context.workload().mode == Mode::Train).then(|| {
         let what = format!("stage `{id}` streams its parameters from `{}`, which holds none in training", memory.name);
         Diagnostic::error(what).hint("name a DRAM in `weights-in`, and the drive in `state-on`")
+    })
+}
+
+/// Offloaded activations pass through the DRAM of their GPU.
+fn offloads_to_a_drive(context: &Context<'_>, (id, stage): (StageId, &Stage)) -> Option<Diagnostic> {
+    let drive = stage.offload.filter(|memory| context.hardware.memories()[*memory].kind == MemoryKind::Nvme)?;
+    let (name, device) = (|memory: MemoryId| &context.hardware.memories()[memory].name, stage.device);
+    if context.is_cpu(device) {
+        let device = &context.hardware.devices()[device].name;
+        let what = format!("stage `{id}` on `{device}` offloads to `{}`, but only GPUs do that", name(drive));
+        return Some(Diagnostic::error(what).hint("leave `offload-to` out, or put the stage on a GPU"));
+    }
+    let joined = |from, to| context.hardware.route(from, to).is_some();
+    let Some(host) = staging(context, stage) else {
+        let what = format!("stage `{id}` offloads to `{}`, but its device has no DRAM in between", name(drive));
+        return Some(Diagnostic::error(what).hint("add the DRAM and its link to the machine"));
+    };
+    (!joined(host, drive) || !joined(drive, host)).then(|| {
+        let what = format!("no link joins `{}` and `{}`", name(host), name(drive));
+        Diagnostic::error(what).hint("add the link of the drive to the machine")
     })
 }
 

@@ -7,7 +7,7 @@ mod memory;
 mod sharded;
 mod streamed;
 
-use crate::{Context, Dealing, Family, Placement, Stage, System, Weights};
+use crate::{Context, Dealing, Family, Placement, Stage, System, Weights, staging};
 use found::Found;
 use spipe_base::{Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
@@ -257,7 +257,8 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<
     }
     check_ties(context, placement, faults);
     for stage in placement.all_stages() {
-        let homes = [stage.offload, stage.optimizer.map(|socket| context.hardware.devices()[socket].memory)];
+        let offload = staging(context, stage).or(stage.offload);
+        let homes = [offload, stage.optimizer.map(|socket| context.hardware.devices()[socket].memory)];
         let streamed = match stage.weights {
             Weights::Streamed(memory) => Some(memory),
             Weights::Resident => None,

@@ -1,8 +1,9 @@
-//! Optimizer state on drives: the bytes that leave the host, and the slots in which they pass through
-//! it.
+//! Optimizer state and activations on drives: the bytes that leave the host, and the slots in which
+//! they pass through it.
 //!
 //! ```text
 //! drive ─ read ─► slot in DRAM ─► optimizer step ─► the same slot ─ write ─► drive
+//! device ─ offload ─► slot in DRAM ─ write ─► drive ─ read ─► slot in DRAM ─ reload ─► device
 //! ```
 
 use super::{
@@ -11,6 +12,7 @@ use super::{
 };
 use crate::{Context, Family, Placement, Stage, Weights};
 use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
+use spipe_hardware::MemoryKind;
 use std::{cmp::Reverse, collections::BTreeMap};
 
 /// The number of optimizer states from drives that a queue of steps has in DRAM at once: one that is
@@ -60,6 +62,13 @@ pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<Hosted
     }
     states.retain(|state| state.bytes > Bytes::ZERO);
     states
+}
+
+/// The DRAM through which the offloaded activations of a stage pass on their way to a drive and
+/// back: the nearest one of its device. None if they stay in memory.
+pub fn staging(context: &Context<'_>, stage: &Stage) -> Option<MemoryId> {
+    let on_drive = |memory: MemoryId| context.hardware.memories()[memory].kind == MemoryKind::Nvme;
+    stage.offload.filter(|memory| on_drive(*memory)).and_then(|_| context.hardware.host_memory(stage.device))
 }
 
 /// Whether the optimizer step of a stage runs on a socket that is not its own device.

@@ -1,5 +1,6 @@
 //! The footprint of pipelines.
 
+use super::drives::staging;
 use super::stage::{
     Boundary, Footprint, StageFootprint, add, input_bytes, offloaded_bytes, recomputed_bytes, stage_footprint,
     tied_state,
@@ -21,7 +22,8 @@ pub const GRADIENT_SLOTS: u64 = 2;
 /// The bytes in each memory when the order holds `held(stage)` of each stage.
 pub(super) fn footprint(context: &Context<'_>, placement: &Placement, held: &dyn Fn(StageId) -> Held) -> Footprint {
     let held: IdVec<StageId, Held> = placement.stages.ids().map(held).collect();
-    let moving = offloads_under_way(context, placement, &held);
+    let moving = offloads_under_way(context, placement, &held, &|_| true);
+    let staged = offloads_under_way(context, placement, &held, &|stage| staging(context, stage).is_some());
     let stage_need = |(id, stage): (StageId, &Stage)| {
         let boundaries = Boundary::around(placement, id);
         let mut need = stage_footprint(context, stage, held[id].in_flight, boundaries);
@@ -41,6 +43,9 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement, held: &dyn
         add(&mut memories, context.hardware.devices()[stage.device].memory, (id, needs[id]));
         for (memory, need) in on_the_host(context, placement, stage, held[id].at_most) {
             add(&mut memories, memory, (id, need));
+        }
+        if let Some((host, slots)) = staging(context, stage).zip(staged.get(&id).copied()) {
+            add(&mut memories, host, (id, StageFootprint { slots, ..StageFootprint::default() }));
         }
     }
     add_gradient_slots(context, placement, &mut memories);
@@ -131,14 +136,17 @@ fn gradient_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {
     stage.layers.iter().map(|layer| context.cost.memory(layer, stage.device).gradients).sum()
 }
 
-/// The bytes of each stage that are on their way to the host or back at once. The stages of a
-/// device share its slots; the count gives them to the stages that offload most.
+/// The bytes of each stage among `chosen` that are on their way to the host or back at once. The
+/// stages of a device share its slots; the count gives them to the stages that offload most. Stages
+/// whose activations go on to a drive have as many slots in DRAM as on their device.
 fn offloads_under_way(
     context: &Context<'_>,
     placement: &Placement,
     held: &IdVec<StageId, Held>,
+    chosen: &dyn Fn(&Stage) -> bool,
 ) -> BTreeMap<StageId, Bytes> {
-    let offloads = |stage: &Stage| stage.offload.is_some() && context.backward_of(stage.layers).is_some();
+    let leaves = |stage: &Stage| stage.offload.is_some() && context.backward_of(stage.layers).is_some();
+    let offloads = |stage: &Stage| leaves(stage) && chosen(stage);
     let leaving = placement.stages.enumerate().filter(|(_, stage)| offloads(stage));
     let mut leaving: Vec<(StageId, Bytes)> = leaving.map(|(id, stage)| (id, offloaded_bytes(context, stage))).collect();
     leaving.sort_by_key(|(_, bytes)| Reverse(*bytes));

@@ -74,7 +74,7 @@ impl DriveStates {
         };
         let (kept, staged) = (hold(drive, Lifetime::Resident), hold(host, Lifetime::Transient));
         let ends = (Access::new(kept, 0), Access::new(staged, 1));
-        let action = copy(builder, &state, (Payload::StateIn, transfer), ends);
+        let action = copy(builder, drive, (Payload::StateIn, state.subject, transfer), ends);
         let before = self.queues.entry((state.queue, host)).or_default();
         if let Some((_, written)) = before.len().checked_sub(STATE_SLOTS).and_then(|index| before.get(index)) {
             waits(builder, (*written, action), 0);
@@ -85,7 +85,7 @@ impl DriveStates {
     /// Adds the write of a state after its step.
     pub fn write(&mut self, builder: &mut ProgramBuilder, read: &Read, transfer: Transfer) {
         let (state, ends) = (&read.state, (read.versions().1, Access::new(read.kept, 1)));
-        let action = copy(builder, state, (Payload::StateOut, transfer), ends);
+        let action = copy(builder, state.drive, (Payload::StateOut, state.subject, transfer), ends);
         self.queues.entry((state.queue, state.host)).or_default().push((read.action, action));
     }
 
@@ -99,19 +99,20 @@ impl DriveStates {
     }
 }
 
-/// Adds a copy between a drive and the memory of a step, on the lane of the drive.
-fn copy(
+/// Adds a copy between a drive and DRAM, on the lane of the drive for its direction.
+pub(super) fn copy(
     builder: &mut ProgramBuilder,
-    state: &DriveState,
-    (payload, Transfer { work, flows }): (Payload, Transfer),
+    drive: MemoryId,
+    (payload, subject, Transfer { work, flows }): (Payload, Subject, Transfer),
     (read, write): (Access, Access),
 ) -> ActionId {
-    let (word, role) =
-        if payload == Payload::StateIn { ("read", LaneRole::NvmeIn) } else { ("write", LaneRole::NvmeOut) };
-    let drive = builder.drive(state.drive);
-    let lane = builder.lane(drive, word, role);
-    let (kind, subject) = (ActionKind::Copy(payload), state.subject);
-    let (reads, writes) = (vec![read], vec![write]);
+    let (word, role) = match payload {
+        Payload::StateIn | Payload::Reload => ("read", LaneRole::NvmeIn),
+        _ => ("write", LaneRole::NvmeOut),
+    };
+    let device = builder.drive(drive);
+    let lane = builder.lane(device, word, role);
+    let (kind, reads, writes) = (ActionKind::Copy(payload), vec![read], vec![write]);
     builder.action(NewAction { lane, kind, subject, reads, writes, work, flows, guard: None })
 }
 

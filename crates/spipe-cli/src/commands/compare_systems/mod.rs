@@ -11,7 +11,7 @@ use crate::{
     idle::Idle,
     input, interrupt, output,
     output::Target,
-    planning::{self, Request},
+    planning::{self, DriveFor, Request},
 };
 use figures::{Compared, Planned};
 use serde::Serialize;
@@ -56,7 +56,7 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
             pins: Pins::default(),
             start: None,
             host_help: true,
-            state_on: None,
+            drive_for: DriveFor::default(),
             drives: true,
             on_drives: None,
             effort: None,

@@ -8,7 +8,7 @@ use crate::{
     args::Format,
     calibration::{self, Request},
     executors, input, output,
-    planning::{self, Found},
+    planning::{self, DriveFor, Found},
     report,
     running::{Run, checkpoints::Persistence, data, execute, tokenizer::Encoding},
     tables::table,
@@ -198,7 +198,7 @@ fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str)
         // Keeps the demo simple: all of a stage is on its device.
         host_help: false,
         hint: false,
-        state_on: None,
+        drive_for: DriveFor::default(),
         drives: true,
         on_drives: None,
     })

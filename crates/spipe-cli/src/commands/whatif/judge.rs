@@ -5,7 +5,7 @@ use crate::{
     Failure,
     args::Format,
     input,
-    planning::{self, Found, Request, program},
+    planning::{self, DriveFor, Found, Request, program},
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::{Bytes, LaneRole, SimTime};
@@ -152,7 +152,7 @@ impl Planner {
             pins: Pins::default(),
             start: None,
             host_help: true,
-            state_on: None,
+            drive_for: DriveFor::default(),
             drives: false,
             on_drives: None,
             hint: false,
