@@ -1,9 +1,9 @@
 //! The context of a placement.
 
 use crate::{Stage, Weights};
-use spipe_base::{DeviceId, LayerRange};
+use spipe_base::{DeviceId, LayerRange, MemoryId};
 use spipe_cost::{CostTable, Mode, Workload};
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, MemoryKind};
 use spipe_model::{Architecture, Model};
 
 /// A model, a machine, and the costs of one on the other: the frame in which a placement is judged.
@@ -36,11 +36,31 @@ impl Context<'_> {
     /// The device on which the optimizer step of `stage` runs: the socket that the stage names, the
     /// socket whose memory it streams from, or its own device.
     pub fn steps(&self, stage: &Stage) -> DeviceId {
-        let streamed = match stage.weights {
-            Weights::Streamed(home) => self.hardware.memories()[home].device,
-            Weights::Resident => None,
-        };
+        let streamed = self.host_of(stage).and_then(|host| self.hardware.memories()[host].device);
         stage.optimizer.or(streamed).unwrap_or(stage.device)
+    }
+
+    /// The DRAM of a stage's streamed parameters: their home or, where that is a drive, the DRAM next
+    /// to the stage's device, through which they pass. `None` for parameters that stay on a device.
+    pub fn host_of(&self, stage: &Stage) -> Option<MemoryId> {
+        match stage.weights {
+            Weights::Streamed(home) if self.is_drive(home) => self.hardware.host_memory(stage.device),
+            Weights::Streamed(home) => Some(home),
+            Weights::Resident => None,
+        }
+    }
+
+    /// The drive that keeps a stage's parameters, if one does.
+    pub fn drive_of(&self, stage: &Stage) -> Option<MemoryId> {
+        match stage.weights {
+            Weights::Streamed(home) => Some(home).filter(|home| self.is_drive(*home)),
+            Weights::Resident => None,
+        }
+    }
+
+    /// Whether `memory` is a drive.
+    pub fn is_drive(&self, memory: MemoryId) -> bool {
+        self.hardware.memories()[memory].kind == MemoryKind::Nvme
     }
 
     /// The part of `layers` that the backward pass covers. `None` in inference, and where no layer

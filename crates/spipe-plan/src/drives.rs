@@ -1,8 +1,8 @@
-//! The choice of optimizer states and activations that are on drives.
+//! The choice of parameters, optimizer states and activations that are on drives.
 
 use crate::{
-    Context, Footprint, HostedState, Placement, Stage, StageFootprint, footprint, footprint::add, hosted_states,
-    staging,
+    Context, Family, Footprint, HostedState, Placement, Stage, StageFootprint, Weights, footprint, footprint::add,
+    hosted_states, staging,
 };
 use spipe_base::{Bytes, MemoryId, StageId};
 use spipe_hardware::MemoryKind;
@@ -57,9 +57,22 @@ pub fn with_activations_on(context: &Context<'_>, placement: &Placement, drive: 
     any.then_some(moved)
 }
 
-/// Whether any optimizer state or activation of a placement is on a drive.
+/// A placement with all parameters that are streamed chunk by chunk on `drive`. `None` if none are.
+pub fn with_parameters_on(placement: &Placement, drive: MemoryId) -> Option<Placement> {
+    let mut moved = placement.clone();
+    let streams = |stage: &&mut Stage| matches!(stage.weights, Weights::Streamed(_));
+    let mut any = false;
+    for stage in moved.stages.iter_mut().chain(moved.backward.iter_mut()).filter(streams) {
+        (stage.weights, any) = (Weights::Streamed(drive), true);
+    }
+    (any && placement.system.family() == Family::Streamed).then_some(moved)
+}
+
+/// Whether anything of a placement is on a drive.
 pub fn uses_drives(context: &Context<'_>, placement: &Placement) -> bool {
-    keeps_state_on_drives(placement) || placement.all_stages().any(|stage| staging(context, stage).is_some())
+    let uses =
+        |stage: &Stage| stage.state.is_some() || context.drive_of(stage).is_some() || staging(context, stage).is_some();
+    placement.all_stages().any(uses)
 }
 
 /// The stages whose states can be on a drive, the last one first, each with its drive.

@@ -32,13 +32,14 @@ mod window;
 
 pub use check::{check, check_shape};
 pub use context::Context;
-pub use drives::{keeps_state_on_drives, uses_drives, with_activations_on, with_states_on_drives};
+pub use drives::{keeps_state_on_drives, uses_drives, with_activations_on, with_parameters_on, with_states_on_drives};
 pub use exchange::{ExchangePolicy, Exchanges, Room, Visit};
 pub use file::{Embedded, FORMAT_VERSION, PlanFile, schema};
 pub use footprint::{
-    Boundary, Footprint, GRADIENT_SLOTS, HostedState, OFFLOAD_SLOTS, STATE_SLOTS, ShardedFootprint, StageFootprint,
-    footprint, footprint_with, gradients_leave, held_while_computing, hosted_states, needed, offloaded_bytes, shard,
-    sharded_footprint, speculates, stage_footprint, staging, streamed_device_bytes, transient_boundaries, undo_log,
+    Boundary, Footprint, GRADIENT_SLOTS, HostedState, LOAD_SLOTS, OFFLOAD_SLOTS, STATE_SLOTS, ShardedFootprint,
+    StageFootprint, footprint, footprint_with, gradients_leave, held_while_computing, hosted_states, needed,
+    offloaded_bytes, shard, sharded_footprint, speculates, stage_footprint, staging, streamed_device_bytes,
+    transient_boundaries, undo_log,
 };
 pub use knob::Knob;
 pub use layout::{Layout, LayoutPart};

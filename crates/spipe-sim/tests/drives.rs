@@ -1,5 +1,5 @@
-//! Optimizer state on drives: the closed form of an iteration that its drive bounds, and the bytes of
-//! random placements.
+//! Parameters, optimizer state and activations on drives: closed forms of iterations that a drive
+//! bounds, and the bytes of random placements.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -46,6 +46,10 @@ const SYSTEMS: [System; 6] = [
     System::Superpipeline,
     System::Mobius,
 ];
+
+/// Systems of which activations or parameters pass through DRAM.
+const PASSING: [System; 4] =
+    [System::OneForwardOneBackward, System::ZeroOffload, System::Superpipeline, System::Mobius];
 
 /// One stage per layer, stepped on the socket.
 fn stages(hardware: &Hardware, layers: usize, system: System) -> Vec<Stage> {
@@ -109,6 +113,29 @@ fn a_drive_bounds_the_iteration_by_its_slower_direction() {
     }
 }
 
+/// Eight layers of 2 MB of parameters, of which the GPU has two, and a state of 12 MB. Parameters are
+/// read for the forward, for the backward but for the last two layers, and for the step. Less than 60 ms
+/// of computation and latency aside, an iteration takes no longer than reads and writes one after the
+/// other, and no less than either.
+#[test]
+fn parameters_from_a_drive_bound_the_iteration() {
+    let (hardware, model) = (with_drive("64 GiB", ["100 MB/s", "200 MB/s"]), model(&[(1, 1, 1); 8], 0));
+    let drive = hardware.memory("nvme0").unwrap();
+    for (state, read, written) in [(false, 8 + 6 + 8, 8), (true, 8 + 6 + 8 + 6 * 8, 8 + 6 * 8)] {
+        let stage = |stage: Stage| if state { stage.with_state_on(drive) } else { stage }.with_weights_in(drive);
+        let stages = stages(&hardware, 8, System::Superpipeline).into_iter().map(stage);
+        let (simulation, counted) =
+            run((&model, &hardware, &workload(2, Mode::Train)), &Placement::new(System::Superpipeline, stages));
+        assert!(is_ok(&simulation) && simulation.steady);
+        let least = SimTime::ms(20 * read).max(SimTime::ms(10 * written));
+        let (iteration, most) = (simulation.trace.iteration, SimTime::ms(20 * read + 10 * written + 60));
+        assert!(least <= iteration && iteration <= most, "{least} {iteration} {most}");
+        assert_eq!(counted[1], Bytes::new(8 * if state { 14_000_000 } else { 2_000_000 }));
+        let on = |lane: &str| simulation.trace.lanes.iter().any(|known| known.name == lane);
+        assert!(on("nvme0.read") && on("nvme0.write"));
+    }
+}
+
 /// A drive that is fast enough costs nothing.
 #[test]
 fn a_fast_drive_is_hidden() {
@@ -159,6 +186,45 @@ fn a_machine_without_drives_has_no_place_for_states() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
+
+    /// The same of activations of two GPUs, and of streamed parameters.
+    #[test]
+    fn drives_hold_activations_and_parameters(
+        layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 2..9),
+        (system, slots, rounds) in (0..PASSING.len(), 2u64..5, 1u64..7),
+        (state, sequential, tied) in any::<(bool, bool, bool)>(),
+        (resident, swap) in (2u64..5, 1u64..4),
+        (recomputed, pair, speed) in (0usize..4, any::<bool>(), 0..2usize),
+    ) {
+        let system = PASSING[system];
+        let hardware = with_drive("256 GiB", [["7 GB/s", "5 GB/s"], ["40 MB/s", "90 MB/s"]][speed]);
+        let model = perhaps_tied(&layers, 0, tied);
+        let streamed = matches!(system, System::Superpipeline | System::Mobius);
+        let knobs = Knobs {
+            offload_slots: (!streamed).then_some(slots),
+            resident: (system == System::Superpipeline).then_some(resident),
+            swap: (system == System::Superpipeline).then_some(swap.min(resident)),
+            sequential: sequential && system == System::Superpipeline,
+            ..Knobs::default()
+        };
+        let count = model.layers().len();
+        let drive = hardware.memory("nvme0").unwrap();
+        let devices = ["gpu0", "gpu1"].map(|name| hardware.device(name).unwrap());
+        let mut stages = stages(&hardware, count, if streamed { system } else { System::ZeroOffload });
+        for (index, stage) in stages.iter_mut().enumerate() {
+            stage.device = devices[usize::from(pair && 2 * index >= count)];
+            stage.state = state.then_some(drive);
+            stage.recomputed = usize::from(index < recomputed);
+            *stage = if streamed { stage.with_weights_in(drive) } else { stage.with_activations_in(drive) };
+        }
+        let workload = workload(1 + rounds, Mode::Train);
+        let placement = Placement::new(system, stages).with_knobs(knobs);
+        let (simulation, [dram, there]) = run((&model, &hardware, &workload), &placement);
+        prop_assert!(is_ok(&simulation));
+        let peaks = ["dram0", "nvme0"].map(|name| peak(&simulation, name));
+        prop_assert!(peaks[0] <= dram && peaks[1] <= there, "{:?} {} {}", peaks, dram, there);
+        prop_assert!(!streamed || peaks[1] == there, "{:?} {}", peaks, there);
+    }
 
     /// The drive holds what the plan counts, to the byte; DRAM no more than that.
     #[test]

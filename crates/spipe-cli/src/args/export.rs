@@ -42,7 +42,8 @@ pub struct ExportDeepspeed {
     /// The plan and the folder
     #[command(flatten)]
     pub folder: ExportFolder,
-    /// Mount point of the drive on which ZeRO-Infinity keeps its shards
+    /// Mount point of the drive for the optimizer state that the plan keeps on one, or else for all
+    /// shards of ZeRO-Infinity
     #[arg(long)]
     pub nvme: Option<String>,
 }

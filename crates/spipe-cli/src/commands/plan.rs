@@ -77,10 +77,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
         start: task.start.clone(),
         host_help: true,
         hint: !what.no_hint,
-        drive_for: DriveFor {
-            state: what.state_on.as_deref().map(|name| drive(&task.hardware, name)).transpose()?,
-            activations: what.activations_on.as_deref().map(|name| drive(&task.hardware, name)).transpose()?,
-        },
+        drive_for: drives(what, &task.hardware)?,
         drives: true,
         on_drives: None,
     };
@@ -113,6 +110,16 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
             output::print(&report::plan::human(&found, (&front, &least), what.output.as_deref()))
         }
     }
+}
+
+/// The drives that options name.
+fn drives(what: &args::Plan, hardware: &Hardware) -> Result<DriveFor, Failure> {
+    let named = |name: &Option<String>| name.as_deref().map(|name| drive(hardware, name)).transpose();
+    Ok(DriveFor {
+        parameters: named(&what.parameters_on)?,
+        state: named(&what.state_on)?,
+        activations: named(&what.activations_on)?,
+    })
 }
 
 /// The drive of this name.

@@ -11,11 +11,13 @@ use super::{Evaluator, Request, Watch};
 use spipe_base::{Bytes, MemoryId, SimTime};
 use spipe_cost::{CostTable, LayerMemory, Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
-use spipe_plan::{Placement, check, with_activations_on, with_states_on_drives};
+use spipe_plan::{Placement, check, with_activations_on, with_parameters_on, with_states_on_drives};
 
 /// The drives that a request names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DriveFor {
+    /// The drive for all parameters that are streamed; without it, they are in DRAM.
+    pub parameters: Option<MemoryId>,
     /// The drive for all state that hosts step; without it, drives hold what DRAM does not.
     pub state: Option<MemoryId>,
     /// The drive for all activations that GPUs offload; without it, they are in DRAM.
@@ -25,7 +27,7 @@ pub struct DriveFor {
 impl DriveFor {
     /// Whether none is named.
     pub const fn is_none(self) -> bool {
-        self.state.is_none() && self.activations.is_none()
+        self.parameters.is_none() && self.state.is_none() && self.activations.is_none()
     }
 }
 
@@ -43,16 +45,19 @@ pub struct OnDrives<'a> {
 pub fn roomy(request: &Request<'_>, named: DriveFor) -> Option<Hardware> {
     let (hardware, workload) = (request.hardware, request.workloads.first()?);
     let of_kind = |kind| hardware.memories().enumerate().filter(move |(_, memory)| memory.kind == kind);
-    let allowed = |id: MemoryId| named.state.is_none_or(|on| on == id) || named.activations == Some(id);
+    let more = [named.parameters, named.activations];
+    let allowed = |id: MemoryId| named.state.is_none_or(|on| on == id) || more.contains(&Some(id));
     let drives = of_kind(MemoryKind::Nvme).filter(|(id, _)| allowed(*id));
     let room: Bytes = drives.map(|(_, drive)| drive.usable()).sum();
-    if !request.drives || workload.mode != Mode::Train || room == Bytes::ZERO {
+    let idle = workload.mode != Mode::Train && named.parameters.is_none();
+    if !request.drives || idle || room == Bytes::ZERO {
         return None;
     }
     let cost = CostTable::new(request.model, hardware, workload).ok()?;
     let devices: Vec<_> = cost.devices().collect();
     let microbatches = if named.activations.is_some() { workload.microbatches } else { 0 };
-    let fills = |memory: &LayerMemory| memory.optimizer + memory.saved * microbatches;
+    let streamed = u64::from(named.parameters.is_some());
+    let fills = |memory: &LayerMemory| memory.optimizer + memory.saved * microbatches + memory.parameters * streamed;
     let most = |layer| devices.iter().map(|device| fills(cost.memory(layer, *device))).max().unwrap_or_default();
     let room = room.min(cost.layers().map(most).sum());
     let drams: Vec<_> = of_kind(MemoryKind::Dram).filter(|(_, memory)| memory.pageable_view_of.is_none()).collect();
@@ -79,10 +84,13 @@ impl Moved<'_> {
     /// The placement with states and activations on drives, if it fits the machine as it is.
     pub fn placement(&self, placement: &Placement) -> Option<Placement> {
         let context = self.evaluator.context();
-        let moved = match self.named.activations {
-            Some(drive) => with_activations_on(&context, placement, drive)?,
-            None => placement.clone(),
-        };
+        let mut moved = placement.clone();
+        if let Some(drive) = self.named.parameters {
+            moved = with_parameters_on(&moved, drive)?;
+        }
+        if let Some(drive) = self.named.activations {
+            moved = with_activations_on(&context, &moved, drive)?;
+        }
         let moved = with_states_on_drives(&context, &moved, self.named.state)?;
         check(&context, &moved).is_ok().then_some(moved)
     }

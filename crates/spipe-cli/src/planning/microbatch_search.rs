@@ -315,6 +315,9 @@ fn no_drive(named: DriveFor) -> PlanError {
     let (what, hint) = if named.activations.is_some() {
         let hint = "name layers whose activations leave their GPU, as `--system po-h` or `--pin offload=0..3` does";
         ("offloads activations to the drive", hint)
+    } else if named.parameters.is_some() {
+        let hint = "name a system that streams parameters chunk by chunk, such as `--system superpipeline`";
+        ("streams its parameters from the drive", hint)
     } else {
         let hint = "name a system whose optimizer steps run on the CPU, such as `--system zero-infinity`";
         ("keeps its optimizer state on the drive", hint)

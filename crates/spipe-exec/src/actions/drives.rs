@@ -1,8 +1,8 @@
-//! Optimizer state and activations on drives: each has a place in the file that stands for its drive.
+//! Parameters, optimizer state and activations on drives: each has a place in the file that stands for its drive.
 
 use super::{
     Interpreter,
-    store::{HostLayer, Instance, OnDrive, State, StateView, Value, wrong},
+    store::{HostLayer, Instance, LayersOnDrive, OnDrive, State, StateView, Value, wrong},
 };
 use crate::{
     actions::Outcome,
@@ -57,6 +57,37 @@ impl Drives {
         })
     }
 
+    /// Writes parameters: to their place, or to a new one.
+    fn write_layers(
+        &self,
+        memory: MemoryId,
+        layers: &[Arc<HostLayer>],
+        place: Option<Place>,
+    ) -> Result<Value, TaskError> {
+        let file = self.file(memory)?;
+        let tensors = || layers.iter().flat_map(|layer| layer.iter());
+        let fill = |out: &mut dyn Write| tensors().try_for_each(|data| out.write_all(data.as_bytes()));
+        let written = match place {
+            Some(place) => file.write(place, fill),
+            None => file.add(tensors().map(|data| data.as_bytes().len()).sum(), fill),
+        };
+        let place = written.map_err(|error| TaskError::drive(file.path(), "written", &error))?;
+        let described =
+            |layer: &Arc<HostLayer>| layer.iter().map(|data| (data.dtype(), data.shape().clone())).collect();
+        Ok(Value::HostOnDrive(Box::new(LayersOnDrive { place, tensors: layers.iter().map(described).collect() })))
+    }
+
+    /// Reads parameters; their bytes must be those that were written last.
+    fn read_layers(&self, memory: MemoryId, kept: &LayersOnDrive) -> Result<Vec<Arc<HostLayer>>, TaskError> {
+        let file = self.file(memory)?;
+        let bytes = file.read(&kept.place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
+        let mut left = bytes.as_slice();
+        let layers = kept.tensors.iter().map(|layer| read_tensors(&mut left, layer.iter()).map(Arc::new));
+        layers
+            .collect::<Option<_>>()
+            .ok_or_else(|| TaskError::inconsistent(format!("`{}` holds too few numbers", file.path().display())))
+    }
+
     /// Reads a state; its bytes must be those that were written last.
     fn read(&self, memory: MemoryId, kept: &OnDrive) -> Result<State, TaskError> {
         let file = self.file(memory)?;
@@ -77,6 +108,16 @@ fn write_state(out: &mut dyn Write, state: &State) -> io::Result<()> {
         write_numbers(out, data.as_slice::<f32>().map_err(|error| io::Error::other(format!("{error:?}")))?)?;
     }
     state.tensors.iter().flatten().try_for_each(|tensor| tensor.write(out))
+}
+
+/// Tensors of these types and shapes, one after the other.
+fn read_tensors<'a>(bytes: &mut &[u8], kept: impl Iterator<Item = &'a (DType, Shape)>) -> Option<Vec<TensorData>> {
+    let tensor = |(dtype, shape): &(DType, Shape)| {
+        let (here, rest) = bytes.split_at_checked(dtype.size() * shape.num_elements())?;
+        *bytes = rest;
+        Some(TensorData::from_bytes_vec(here.to_vec(), shape.clone(), *dtype))
+    };
+    kept.map(tensor).collect()
 }
 
 fn read_state(bytes: &mut &[u8], kept: &OnDrive) -> Option<State> {
@@ -103,12 +144,34 @@ impl Interpreter<'_> {
         self.drives.files.contains_key(&memory).then_some(memory)
     }
 
-    /// Puts a first state on its drive, if its buffer is there.
+    /// Puts first parameters or a first state on their drive, if its buffer is there.
     pub(super) fn placed(&self, buffer: BufferId, value: Value) -> Result<Value, TaskError> {
         match (self.drive_of(buffer), value) {
             (Some(drive), Value::State(state)) => Ok(Value::OnDrive(Box::new(self.drives.write(drive, &state, None)?))),
+            (Some(drive), Value::Host(layers)) => self.drives.write_layers(drive, &layers, None),
             (_, value) => Ok(value),
         }
+    }
+
+    /// Puts parameters on their drive, if their buffer is there.
+    pub(super) fn shelved(&self, at: Instance, value: Value) -> Result<Value, TaskError> {
+        let (Some(drive), Value::Host(layers)) = (self.drive_of(at.0), &value) else { return Ok(value) };
+        let place = self.store.look(at, |value| match value {
+            Value::HostOnDrive(kept) => Some(kept.place),
+            _ => None,
+        })?;
+        self.drives.write_layers(drive, layers, Some(place))
+    }
+
+    /// The layers of a buffer on a drive; none if it is elsewhere.
+    pub(super) fn layers_on_drive(&self, at: Instance) -> Result<Option<Vec<Arc<HostLayer>>>, TaskError> {
+        let Some(drive) = self.drive_of(at.0) else { return Ok(None) };
+        let look = |value: &Value| match value {
+            Value::HostOnDrive(kept) => Some(kept.clone()),
+            _ => None,
+        };
+        let kept = self.store.look(at, look)?;
+        self.drives.read_layers(drive, &kept).map(Some)
     }
 
     /// Reads an optimizer state from its drive.
@@ -155,13 +218,7 @@ impl Interpreter<'_> {
         let file = self.drives.file(self.drive_of(from).ok_or_else(missing)?)?;
         let bytes = file.read(&place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
         file.free(place);
-        let mut left = bytes.as_slice();
-        let tensors = kept.iter().map(|(dtype, shape)| {
-            let (here, rest) = left.split_at_checked(dtype.size() * shape.num_elements())?;
-            left = rest;
-            Some(TensorData::from_bytes_vec(here.to_vec(), shape.clone(), *dtype))
-        });
-        let tensors = tensors.collect::<Option<Vec<_>>>().and_then(|tensors| kept.of(tensors));
+        let tensors = read_tensors(&mut bytes.as_slice(), kept.iter()).and_then(|tensors| kept.of(tensors));
         tensors.map(|saved| Value::Offloaded(Box::new(saved))).ok_or_else(missing)
     }
 

@@ -33,7 +33,7 @@ impl Interpreter<'_> {
                         let count = if alone { self.units[layer.index()].adapters() } else { usize::MAX };
                         Ok((layer, Arc::new(self.initial(id, (layer, count), |index| dtype(layer, index))?)))
                     };
-                    self.value_of(id, layers.iter().map(host).collect::<Result<_, TaskError>>()?)
+                    self.placed(id, self.value_of(id, layers.iter().map(host).collect::<Result<_, TaskError>>()?))?
                 }
                 Content::OptimizerState(layers) => self.placed(id, self.optimizer_state(id, layers)?)?,
                 Content::Shared(user) => self.shared_at_first(id, user)?,

@@ -196,6 +196,9 @@ impl Interpreter<'_> {
     /// The layers of a buffer in host memory; they are copied if they are on a device.
     fn host_layers(&self, instance: Instance) -> Result<Vec<(LayerId, Arc<HostLayer>)>, TaskError> {
         let layers = self.layers_of(instance.0)?;
+        if let Some(found) = self.layers_on_drive(instance)? {
+            return Ok(layers.iter().zip(found).collect());
+        }
         enum Found {
             Device(StoredTensors),
             Host(Vec<Arc<HostLayer>>),

@@ -34,6 +34,8 @@ pub(crate) enum Value {
     /// Optimizer state: in host memory, or in the memory of a device that runs the step there.
     State(Box<State>),
     DeviceState(Box<DeviceState>),
+    /// Parameters in the file of a drive: the type and shape of each tensor, and their place.
+    HostOnDrive(Box<LayersOnDrive>),
     /// Optimizer state in the file of a drive.
     OnDrive(Box<OnDrive>),
     /// State and parameters before a step.
@@ -71,6 +73,14 @@ pub(crate) struct State<T = TensorData, M = TensorState> {
 
 /// Optimizer state in the memory of a device.
 pub(crate) type DeviceState = State<Matrix, DeviceMoments>;
+
+/// Parameters in the file of a drive.
+#[derive(Clone, Debug)]
+pub(crate) struct LayersOnDrive {
+    pub place: Place,
+    /// By layer and tensor.
+    pub tensors: Vec<Vec<(DType, Shape)>>,
+}
 
 /// An optimizer state in the file of a drive.
 #[derive(Clone, Debug)]
@@ -208,6 +218,7 @@ impl Value {
             Self::Matrix(matrix) => Some(matrix.bytes()),
             Self::Saved(saved) => Some(saved.iter().map(Stored::bytes).sum()),
             Self::Offloaded(saved) => Some(Bytes::new(saved.iter().map(|data| data.as_bytes().len() as u64).sum())),
+            Self::HostOnDrive(kept) => Some(Bytes::new(kept.place.bytes() as u64)),
             Self::OffloadedToDrive(kept) => Some(Bytes::new(kept.1.bytes() as u64)),
             Self::Cache(cache) => Some(cache.values().flatten().flatten().map(Stored::bytes).sum()),
             Self::Norm(..) => Some(Bytes::ZERO),

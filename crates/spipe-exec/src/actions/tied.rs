@@ -66,6 +66,10 @@ impl Interpreter<'_> {
                 layers.iter().position(|layer| layer == owner).ok_or_else(|| wrong(instance))?
             }
         };
+        if let Some(layers) = self.layers_on_drive(instance)? {
+            let found = layers.get(place).and_then(|layer| layer.get(SHARED)).cloned();
+            return found.map(Found::Host).ok_or_else(|| wrong(instance));
+        }
         self.store.look(instance, |value| match value {
             Value::Tensors(layers) => Some(Found::Device(layers.get(place)?.get(SHARED)?.clone())),
             Value::Host(layers) => Some(Found::Host(layers.get(place)?.get(SHARED)?.clone())),

@@ -49,6 +49,10 @@ impl Interpreter<'_> {
                 return Ok(None);
             }
             let part = self.program.buffers()[at.0].part.map_or(0, |part| part.index);
+            if let Some(layers) = self.layers_on_drive(at)? {
+                let data = layers.get(place).and_then(|layer| layer.get(index));
+                return Ok(data.map(|data| (part, true, data.iter::<f32>().collect())));
+            }
             let (on_host, data) = self.store.look(at, |value| match value {
                 Value::Host(layers) => Some((true, Ok(layers.get(place)?.get(index)?.clone()))),
                 Value::Tensors(layers) => Some((false, layers.get(place)?.get(index)?.to_host())),

@@ -108,7 +108,7 @@ impl Interpreter<'_> {
                 layers.push((layer, Arc::new(moved)));
             }
             let value = self.with_frozen(instance, self.value_of(*buffer, layers))?;
-            self.put(&mut outcome, instance, value);
+            self.put(&mut outcome, instance, self.shelved(instance, value)?);
             self.finish(*buffer)?;
         }
         Ok(outcome)

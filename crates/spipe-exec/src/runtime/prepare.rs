@@ -219,15 +219,17 @@ fn open(
     Ok(contexts)
 }
 
-/// The files of the drives that keep optimizer state or offloaded activations, with warnings.
+/// The files of the drives, with warnings.
 fn open_drives(plan: &Plan, program: &Program, options: &Options) -> Result<(Drives, Vec<String>), RunError> {
     let memories = plan.context().hardware.memories();
     let on_drives = program.buffers().iter().filter(|buffer| memories[buffer.memory].kind == MemoryKind::Nvme);
-    let is_executed = |buffer: &&Buffer| matches!(buffer.content, Content::OptimizerState(_) | Content::Saved(..));
+    let is_executed = |buffer: &&Buffer| {
+        matches!(buffer.content, Content::Parameters(_) | Content::OptimizerState(_) | Content::Saved(..))
+    };
     if let Some(buffer) = on_drives.clone().find(|buffer| !is_executed(buffer)) {
         let (content, name) = (buffer.content.group(), &memories[buffer.memory].name);
         let fault = Diagnostic::error(format!("{content} are on `{name}`, which is planned and simulated only"));
-        let hint = "executed are drives with optimizer state or offloaded activations";
+        let hint = "executed are drives with parameters, optimizer state or offloaded activations";
         return Err(RunError::Unsupported(fault.hint(hint).into()));
     }
     let used: BTreeSet<MemoryId> = on_drives.map(|buffer| buffer.memory).collect();

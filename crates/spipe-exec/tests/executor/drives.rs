@@ -1,8 +1,9 @@
 //! Optimizer state and activations on drives: losses of plain training, checkpoints, and files that fail.
 
 use crate::{
-    machine::text,
-    setup::Setup,
+    machine::{LLAMA, text},
+    setup::{BACKWARD, FORWARD, Setup},
+    shared::tied,
     systems::{all_devices, equal},
 };
 use spipe_base::Bytes;
@@ -116,6 +117,51 @@ fn activations_come_back_from_a_drive() {
         assert!(Bytes::ZERO < drive.held && drive.held <= drive.planned, "{setup:?}: {drive:?}");
         equal(&setup, &(plain, report));
     }
+}
+
+/// Parameters alone and with states, in each streamed system, with tied tables, clipped gradients and
+/// in 16 bits: all bits agree with those of the same plan in memory.
+#[test]
+fn parameters_come_from_a_drive() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let units = UNITS.map(|stage| stage.replace(" streamed", " streamed-from-drive"));
+    let alone = units.clone().map(|stage| stage.replace(" drive", ""));
+    let [forward, backward] = [&FORWARD[..], &BACKWARD]
+        .map(|all| all.iter().map(|stage| stage.replace("streamed", "streamed-from-drive")).collect::<Vec<_>>());
+    let tied = tied();
+    let four = (0..4).map(|layer| format!("gpu0 {layer}..{layer} streamed-from-drive drive")).collect::<Vec<_>>();
+    let cases: [(System, &[String], &[String], &str); 5] = [
+        (System::Superpipeline, &units, &[], LLAMA),
+        (System::Superpipeline, &alone, &[], LLAMA),
+        (System::Superpipeline, &four, &[], &tied),
+        (System::Mobius, &units, &[], LLAMA),
+        (System::Spipe, &forward, &backward, LLAMA),
+    ];
+    for (system, stages, backward, model) in cases {
+        let [stages, backward] = [stages, backward].map(|all| all.iter().map(String::as_str).collect::<Vec<_>>());
+        let clip_norm = Some(0.1).filter(|_| system != System::Spipe);
+        for (precision, clip_norm) in [(Precision::Fp32, clip_norm), (Precision::Bf16, None)] {
+            let setup = Setup { system, model, precision, clip_norm, ..Setup::default() };
+            agrees_with_memory(&Setup { stages: &stages, backward: &backward, ..setup }, folder.path());
+        }
+    }
+}
+
+fn agrees_with_memory(setup: &Setup<'_>, folder: &Path) {
+    let in_memory = |all: &[&str]| -> Vec<String> {
+        all.iter().map(|stage| stage.replace("-from-drive", "").replace(" drive", "")).collect()
+    };
+    let plain = [setup.stages, setup.backward].map(in_memory);
+    let [stages, backward] = plain.each_ref().map(|all| all.iter().map(String::as_str).collect::<Vec<_>>());
+    let go = |setup: &Setup<'_>| {
+        let report = train(setup, &options(setup, 4, folder));
+        report.unwrap_or_else(|error| panic!("{setup:?}: {error}"))
+    };
+    let ours = go(setup);
+    let theirs = go(&Setup { stages: &stages, backward: &backward, ..setup.clone() });
+    assert_eq!(bits(&ours), bits(&theirs), "{setup:?}");
+    let drive = ours.memories.iter().find(|memory| memory.name == "nvme0").expect("a drive");
+    assert!(Bytes::ZERO < drive.held && drive.held <= drive.planned, "{setup:?}: {drive:?}");
 }
 
 #[test]

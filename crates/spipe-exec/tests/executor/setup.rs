@@ -11,7 +11,8 @@ use spipe_schedule::{Program, lower};
 use std::fmt::Debug;
 
 /// The parameters of a test. A stage is `DEVICE LAYERS` and any of `recompute:N`, `offload`,
-/// `socket`, `streamed`, `drive`, `offload-to-drive`.
+/// `socket`, `streamed`, `drive`, `offload-to-drive`,
+/// `streamed-from-drive`.
 #[derive(Clone, Debug)]
 pub struct Setup<'a> {
     pub system: System,
@@ -69,6 +70,7 @@ fn stage(hardware: &Hardware, text: &str) -> Stage {
         "drive" => stage.with_state_on(memory("nvme0")),
         "offload-to-drive" => stage.with_activations_in(memory("nvme0")),
         "streamed" => stage.with_weights_in(dram),
+        "streamed-from-drive" => stage.with_weights_in(memory("nvme0")),
         "recompute" => stage.with_everything_recomputed(),
         other => stage.with_recomputed(other.strip_prefix("recompute:").expect("a word").parse().expect("a number")),
     })

@@ -1,21 +1,19 @@
-//! The rules of drives, which hold optimizer state and offloaded activations, and in training no
-//! parameters.
+//! The rules of drives, which hold parameters, optimizer state and offloaded activations.
 
 use super::found::Found;
 use crate::{
-    Context, Placement, Stage, Weights,
+    Context, Family, Placement, Stage, Weights,
     footprint::{hosted_states, speculates, staging, steps_on_a_host},
 };
 use spipe_base::{Diagnostic, MemoryId, StageId};
 use spipe_cost::Mode;
-use spipe_hardware::MemoryKind;
 
 /// Checks that states are on drives, that their steps run on a socket that a route joins with the
 /// drive, and that no step is undone; that activations reach their drive through DRAM.
 pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     for (index, stage) in placement.all_stages().enumerate() {
         let id = StageId::from(index);
-        if let Some(fault) = streams_from_a_drive(context, (id, stage)) {
+        if let Some(fault) = streams_from_a_drive(context, placement, (id, stage)) {
             faults.push_at(id, fault);
         }
         if let Some(fault) = offloads_to_a_drive(context, (id, stage)) {
@@ -43,19 +41,38 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
     }
 }
 
-/// In training, optimizer steps read and write parameters where they are, which is memory.
-fn streams_from_a_drive(context: &Context<'_>, (id, stage): (StageId, &Stage)) -> Option<Diagnostic> {
-    let Weights::Streamed(home) = stage.weights else { return None };
-    let memory = &context.hardware.memories()[home];
-    (memory.kind == MemoryKind::Nvme && context.workload().mode == Mode::Train).then(|| {
-        let what = format!("stage `{id}` streams its parameters from `{}`, which holds none in training", memory.name);
-        Diagnostic::error(what).hint("name a DRAM in `weights-in`, and the drive in `state-on`")
+/// Parameters on a drive pass through the DRAM of their GPU, in systems that stream them chunk by
+/// chunk and undo no step.
+fn streams_from_a_drive(
+    context: &Context<'_>,
+    placement: &Placement,
+    (id, stage): (StageId, &Stage),
+) -> Option<Diagnostic> {
+    let (drive, system) = (context.drive_of(stage)?, placement.system);
+    let name = |memory: MemoryId| &context.hardware.memories()[memory].name;
+    let streams = format!("stage `{id}` streams its parameters from `{}`", name(drive));
+    if system.family() != Family::Streamed {
+        let what = format!("{streams}, but system `{system}` does not stream from drives");
+        return Some(Diagnostic::error(what).hint("use `superpipeline` or `mobius`, or name a DRAM in `weights-in`"));
+    }
+    if context.workload().mode == Mode::Train && speculates(context, placement) {
+        let what = format!("{streams}, but system `{system}` undoes steps, for which parameters stay in DRAM");
+        return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or name a DRAM in `weights-in`"));
+    }
+    let joined = |from, to| context.hardware.route(from, to).is_some();
+    let Some(host) = context.host_of(stage) else {
+        let what = format!("{streams}, but its device has no DRAM in between");
+        return Some(Diagnostic::error(what).hint("add the DRAM and its link to the machine"));
+    };
+    (!joined(host, drive) || !joined(drive, host)).then(|| {
+        let what = format!("no link joins `{}` and `{}`", name(host), name(drive));
+        Diagnostic::error(what).hint("add the link of the drive to the machine")
     })
 }
 
 /// Offloaded activations pass through the DRAM of their GPU.
 fn offloads_to_a_drive(context: &Context<'_>, (id, stage): (StageId, &Stage)) -> Option<Diagnostic> {
-    let drive = stage.offload.filter(|memory| context.hardware.memories()[*memory].kind == MemoryKind::Nvme)?;
+    let drive = stage.offload.filter(|memory| context.is_drive(*memory))?;
     let (name, device) = (|memory: MemoryId| &context.hardware.memories()[memory].name, stage.device);
     if context.is_cpu(device) {
         let device = &context.hardware.devices()[device].name;
@@ -80,7 +97,7 @@ fn of_stage(
 ) -> Option<Diagnostic> {
     let memory = &context.hardware.memories()[drive];
     let keeps = format!("stage `{id}` keeps its optimizer state on `{}`", memory.name);
-    if memory.kind != MemoryKind::Nvme {
+    if !context.is_drive(drive) {
         let what = format!("{keeps}, which is no drive");
         return Some(Diagnostic::error(what).hint("leave `state-on` out, or name a drive of the machine"));
     }

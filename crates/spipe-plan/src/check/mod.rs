@@ -259,11 +259,7 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<
     for stage in placement.all_stages() {
         let offload = staging(context, stage).or(stage.offload);
         let homes = [offload, stage.optimizer.map(|socket| context.hardware.devices()[socket].memory)];
-        let streamed = match stage.weights {
-            Weights::Streamed(memory) => Some(memory),
-            Weights::Resident => None,
-        };
-        for home in homes.into_iter().flatten().chain(streamed) {
+        for home in homes.into_iter().flatten().chain(context.host_of(stage)) {
             let here = memory(stage);
             if here != home
                 && (context.hardware.route(here, home).is_none() || context.hardware.route(home, here).is_none())

@@ -12,8 +12,11 @@ use super::{
 };
 use crate::{Context, Family, Placement, Stage, Weights};
 use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
-use spipe_hardware::MemoryKind;
 use std::{cmp::Reverse, collections::BTreeMap};
+
+/// The number of copies of parameters from drives that a device has in DRAM at once: one that is
+/// read, and one that goes on to the device.
+pub const LOAD_SLOTS: usize = 2;
 
 /// The number of optimizer states from drives that a queue of steps has in DRAM at once: one that is
 /// read, one in its step, and one that is written.
@@ -54,7 +57,7 @@ pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<Hosted
         } else {
             let queue = context.steps(stage);
             let host = match stage.weights {
-                Weights::Streamed(home) => home,
+                Weights::Streamed(home) => context.host_of(stage).unwrap_or(home),
                 Weights::Resident => context.hardware.devices()[queue].memory,
             };
             states.push(state(queue, host, bytes_on(context, (stage, stage.device))));
@@ -67,8 +70,7 @@ pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<Hosted
 /// The DRAM through which the offloaded activations of a stage pass on their way to a drive and
 /// back: the nearest one of its device. None if they stay in memory.
 pub fn staging(context: &Context<'_>, stage: &Stage) -> Option<MemoryId> {
-    let on_drive = |memory: MemoryId| context.hardware.memories()[memory].kind == MemoryKind::Nvme;
-    stage.offload.filter(|memory| on_drive(*memory)).and_then(|_| context.hardware.host_memory(stage.device))
+    stage.offload.filter(|memory| context.is_drive(*memory)).and_then(|_| context.hardware.host_memory(stage.device))
 }
 
 /// Whether the optimizer step of a stage runs on a socket that is not its own device.

@@ -15,7 +15,7 @@ mod stage;
 mod streamed;
 
 pub(crate) use drives::steps_on_a_host;
-pub use drives::{HostedState, STATE_SLOTS, hosted_states, staging};
+pub use drives::{HostedState, LOAD_SLOTS, STATE_SLOTS, hosted_states, staging};
 pub use pipeline::{GRADIENT_SLOTS, OFFLOAD_SLOTS, gradients_leave};
 pub use sharded::{ShardedFootprint, held_while_computing, shard, sharded_footprint};
 pub(crate) use stage::add;

@@ -75,10 +75,7 @@ impl DriveStates {
         let (kept, staged) = (hold(drive, Lifetime::Resident), hold(host, Lifetime::Transient));
         let ends = (Access::new(kept, 0), Access::new(staged, 1));
         let action = copy(builder, drive, (Payload::StateIn, state.subject, transfer), ends);
-        let before = self.queues.entry((state.queue, host)).or_default();
-        if let Some((_, written)) = before.len().checked_sub(STATE_SLOTS).and_then(|index| before.get(index)) {
-            waits(builder, (*written, action), 0);
-        }
+        self.enter(builder, (state.queue, host), action);
         Read { state, kept, staged, action }
     }
 
@@ -86,7 +83,20 @@ impl DriveStates {
     pub fn write(&mut self, builder: &mut ProgramBuilder, read: &Read, transfer: Transfer) {
         let (state, ends) = (&read.state, (read.versions().1, Access::new(read.kept, 1)));
         let action = copy(builder, state.drive, (Payload::StateOut, state.subject, transfer), ends);
-        self.queues.entry((state.queue, state.host)).or_default().push((read.action, action));
+        self.leave((state.queue, state.host), (read.action, action));
+    }
+
+    /// Lets a read into a slot of a queue wait for the write that frees it.
+    pub fn enter(&mut self, builder: &mut ProgramBuilder, queue: (DeviceId, MemoryId), read: ActionId) {
+        let before = self.queues.entry(queue).or_default();
+        if let Some((_, written)) = before.len().checked_sub(STATE_SLOTS).and_then(|index| before.get(index)) {
+            waits(builder, (*written, read), 0);
+        }
+    }
+
+    /// Adds the read of a step with its write, in the order of the steps of a queue.
+    pub fn leave(&mut self, queue: (DeviceId, MemoryId), (read, written): (ActionId, ActionId)) {
+        self.queues.entry(queue).or_default().push((read, written));
     }
 
     /// Adds the precedences across iterations: the first reads wait for the slots of the last states.
@@ -103,17 +113,35 @@ impl DriveStates {
 pub(super) fn copy(
     builder: &mut ProgramBuilder,
     drive: MemoryId,
-    (payload, subject, Transfer { work, flows }): (Payload, Subject, Transfer),
+    what: (Payload, Subject, Transfer),
     (read, write): (Access, Access),
 ) -> ActionId {
+    copy_all(builder, drive, what, (vec![read], vec![write]))
+}
+
+/// The same of several buffers at once.
+pub(super) fn copy_all(
+    builder: &mut ProgramBuilder,
+    drive: MemoryId,
+    (payload, subject, Transfer { work, flows }): (Payload, Subject, Transfer),
+    (reads, writes): (Vec<Access>, Vec<Access>),
+) -> ActionId {
     let (word, role) = match payload {
-        Payload::StateIn | Payload::Reload => ("read", LaneRole::NvmeIn),
+        Payload::StateIn | Payload::Reload | Payload::WeightsIn => ("read", LaneRole::NvmeIn),
         _ => ("write", LaneRole::NvmeOut),
     };
     let device = builder.drive(drive);
     let lane = builder.lane(device, word, role);
-    let (kind, reads, writes) = (ActionKind::Copy(payload), vec![read], vec![write]);
-    builder.action(NewAction { lane, kind, subject, reads, writes, work, flows, guard: None })
+    builder.action(NewAction {
+        lane,
+        kind: ActionKind::Copy(payload),
+        subject,
+        reads,
+        writes,
+        work,
+        flows,
+        guard: None,
+    })
 }
 
 fn waits(builder: &mut ProgramBuilder, (from, to): (ActionId, ActionId), distance: u8) {

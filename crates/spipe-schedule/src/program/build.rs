@@ -153,6 +153,11 @@ impl ProgramBuilder {
         self.program.devices[device].memory
     }
 
+    /// The bytes of a buffer.
+    pub fn bytes_of(&self, buffer: BufferId) -> Bytes {
+        self.program.buffers[buffer].bytes
+    }
+
     /// The name of `device`.
     pub fn name_of(&self, device: DeviceId) -> &str {
         &self.program.devices[device].name

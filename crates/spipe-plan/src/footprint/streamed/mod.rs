@@ -4,15 +4,19 @@ mod device;
 
 pub use device::transient_boundaries;
 
-use super::stage::{Footprint, StageFootprint, add};
-use crate::{Context, Placement, Stage, System, Weights};
+use super::{
+    drives::{LOAD_SLOTS, STATE_SLOTS},
+    stage::{Footprint, StageFootprint, add},
+};
+use crate::{Context, ExchangePolicy, Placement, Stage, System, Weights};
 use device::on_device;
-use spipe_base::{Bytes, DeviceId};
-use spipe_cost::LayerMemory;
+use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
+use spipe_cost::{LayerMemory, Mode};
+use std::{cmp::Reverse, collections::BTreeMap};
 
 /// The bytes in each memory: on devices those of [`device::on_device`]; on the host parameters,
 /// gradients and optimizer state (16 bytes per parameter in mixed precision with Adam), and the
-/// undo log of speculative steps.
+/// undo log of speculative steps. Parameters on a drive pass through slots on the host.
 pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
     for device in placement.devices() {
@@ -25,16 +29,46 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
         };
         let lent =
             context.model.lends(stage.layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
-        let state = sum(|memory| memory.parameters)
-            + sum(|memory| memory.gradients)
-            + sum(|memory| memory.optimizer)
-            + lent.unwrap_or_default();
+        let (parameters, host) = (sum(|memory| memory.parameters), context.host_of(stage).unwrap_or(home));
+        add(&mut memories, home, (id, StageFootprint { state: parameters, ..StageFootprint::default() }));
+        let state = sum(|memory| memory.gradients) + sum(|memory| memory.optimizer) + lent.unwrap_or_default();
         // Arithmetic undo needs only the gradients, which are counted above.
         let logs = speculates(context, placement) && !placement.knobs.arithmetic_undo;
         let slots = if logs { undo_log(context, stage) } else { Bytes::ZERO };
-        add(&mut memories, home, (id, StageFootprint { state, slots, ..StageFootprint::default() }));
+        add(&mut memories, host, (id, StageFootprint { state, slots, ..StageFootprint::default() }));
     }
+    add_slots_of_drives(context, placement, &mut memories);
     memories
+}
+
+/// Adds the slots for parameters from drives: [`LOAD_SLOTS`] exchanges of each device, and
+/// [`STATE_SLOTS`] stages of each socket's optimizer steps, the largest ones.
+fn add_slots_of_drives(context: &Context<'_>, placement: &Placement, memories: &mut Footprint) {
+    let training = context.workload().mode == Mode::Train;
+    let units = if placement.knobs.sequential { 1 } else { ExchangePolicy::of(placement).swap };
+    let mut queues: BTreeMap<(DeviceId, MemoryId, usize), Vec<(Bytes, StageId)>> = BTreeMap::new();
+    for (index, stage) in placement.all_stages().enumerate().filter(|(_, stage)| context.drive_of(stage).is_some()) {
+        let Some(host) = context.host_of(stage) else { continue };
+        let of = |part: fn(&LayerMemory) -> Bytes| {
+            stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.device))).sum::<Bytes>()
+        };
+        let (own, id) = (of(|memory| memory.parameters), StageId::from(index));
+        let tied = context.model.borrows(stage.layers);
+        let tied = tied.map_or(Bytes::ZERO, |tie| context.cost.memory(tie.user, stage.device).tied_parameters);
+        let loads = queues.entry((stage.device, host, LOAD_SLOTS * units)).or_default();
+        // The same parameters may arrive for both passes.
+        loads.extend([(own + tied, id); LOAD_SLOTS]);
+        let steps = placement.backward.is_empty() || index >= placement.stages.len();
+        if training && steps && context.trains(stage.layers) {
+            queues.entry((context.steps(stage), host, STATE_SLOTS)).or_default().push((own, id));
+        }
+    }
+    for ((_, host, count), mut sizes) in queues {
+        let Some(first) = sizes.iter().map(|(_, stage)| *stage).min() else { continue };
+        sizes.sort_unstable_by_key(|size| Reverse(*size));
+        let slots = sizes.iter().take(count).map(|(bytes, _)| *bytes).sum();
+        add(memories, host, (first, StageFootprint { slots, ..StageFootprint::default() }));
+    }
 }
 
 /// Whether optimizer steps run speculatively, before the norm of all gradients is known. They are

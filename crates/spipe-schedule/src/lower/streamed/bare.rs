@@ -245,6 +245,7 @@ fn unit(device: DeviceId, (first, count): (usize, usize), work: SimTime, home: M
         socket: None,
         state: Bytes::ZERO,
         drive: None,
+        shelf: None,
         undo: Bytes::ZERO,
         step: Transfer::default(),
         borrowed: None,

@@ -16,6 +16,7 @@
 
 mod activations;
 mod bare;
+mod from_drives;
 mod optimizer;
 mod placement;
 mod priority;
@@ -70,8 +71,10 @@ struct Chunk {
     /// The recomputed activations of one microbatch.
     pub again: Bytes,
     pub workspace: Bytes,
-    /// The home of its parameters.
+    /// The host memory of its parameters: their home, or the DRAM through which they pass.
     pub home: MemoryId,
+    /// The drive that keeps its parameters.
+    pub shelf: Option<MemoryId>,
     /// The socket of its optimizer step.
     pub socket: Option<DeviceId>,
     /// The optimizer state.
@@ -201,6 +204,10 @@ struct Lowering<'a> {
     /// The passes and recomputes of each visit, in order.
     computed: BTreeMap<Visit, Vec<ActionId>>,
     drives: DriveStates,
+    /// The parameters of steps, on their way from drives and back.
+    shelved: DriveStates,
+    /// By device, the reads from drives for each copy of parameters to it, and the copies.
+    passing: BTreeMap<DeviceId, Vec<from_drives::Passing>>,
 }
 
 impl Lowering<'_> {
@@ -226,6 +233,8 @@ impl Lowering<'_> {
             gradients: BTreeMap::new(),
             computed: BTreeMap::new(),
             drives: DriveStates::default(),
+            shelved: DriveStates::default(),
+            passing: BTreeMap::new(),
         };
         this.add_stages();
         this.hold_parameters();
@@ -254,6 +263,8 @@ impl Lowering<'_> {
         }
         this.update()?;
         this.drives.join_iterations(this.builder);
+        this.shelved.join_iterations(this.builder);
+        this.join_passing();
         builder.build()
     }
 

@@ -5,7 +5,6 @@ use super::{
     Lowering, Transfer, UpdateOrder, Visit,
     priority::{Pending, by_need, ends_of_backwards},
     tied::Arrived,
-    weights::Piece,
 };
 use crate::lower::drives::{DriveState, Read};
 use crate::lower::steps::{Gradients, Norm};
@@ -33,9 +32,9 @@ struct Leaving {
 
 /// Complete gradients where their optimizer step runs.
 #[derive(Clone, Copy)]
-struct Complete {
-    this: Visit,
-    subject: Subject,
+pub(super) struct Complete {
+    pub this: Visit,
+    pub subject: Subject,
     lane: LaneId,
     gradients: Access,
     memory: MemoryId,
@@ -288,7 +287,11 @@ impl Lowering<'_> {
             undo = Access::new(self.builder.buffer(Content::UndoLog(layers), home, bytes, Lifetime::Transient), 1);
             log = Some(undo);
         }
-        let action = self.change(complete, ActionKind::OptimizerStep, (gradients, state, 0), (log, None));
+        let (parameters, fetched) = self.parameters_of_step(complete)?;
+        let action = self.change(complete, ActionKind::OptimizerStep, (gradients, state, &parameters), (log, None));
+        if let Some(fetched) = fetched {
+            self.shelve(complete, (&parameters, fetched))?;
+        }
         if let Some(read) = read {
             let DriveState { host, drive, bytes, .. } = read.state;
             let transfer = self.links.copy(host, drive, bytes)?;
@@ -309,22 +312,22 @@ impl Lowering<'_> {
         Ok(Some(self.drives.read(self.builder, state, transfer)))
     }
 
-    /// Adds an optimizer step or its undo, which reads `from`, a version of the state, and version
-    /// `version` of the parameters.
+    /// Adds an optimizer step or its undo, which reads `from`, a version of the state, and a version
+    /// of the parameters.
     fn change(
         &mut self,
         complete: &Complete,
         kind: ActionKind,
-        (from, state, version): (Access, Access, u32),
+        (from, state, parameters): (Access, Access, &[Access]),
         (log, guard): (Option<Access>, Option<Guard>),
     ) -> ActionId {
         let Complete { this, subject, lane, .. } = *complete;
-        let (layers, Transfer { work, flows }) = (self.chunk(this).layers, self.chunk(this).step.clone());
+        let Transfer { work, flows } = self.chunk(this).step.clone();
         let mut reads = vec![from, state];
         let mut writes = vec![Access::new(state.buffer, state.version + 1)];
-        for Piece { buffer: piece, .. } in self.pieces(layers) {
-            reads.push(Access::new(piece, version));
-            writes.push(Access::new(piece, version + 1));
+        for parameters in parameters {
+            reads.push(*parameters);
+            writes.push(Access::new(parameters.buffer, parameters.version + 1));
         }
         writes.extend(log);
         self.builder.action(NewAction { lane, kind, subject, reads, writes, work, flows, guard })
@@ -346,9 +349,11 @@ impl Lowering<'_> {
         let guard = Some(Guard { check, outcome: Outcome::Fail });
         for step in steps {
             let state = |version| Access::new(step.state, version);
-            self.change(&step.complete, ActionKind::Rollback, (step.undo, state(1), 1), (None, guard));
+            let parameters = |version| self.parameters_at(&step.complete, version);
+            let [stepped, undone] = [parameters(1), parameters(2)];
+            self.change(&step.complete, ActionKind::Rollback, (step.undo, state(1), &stepped), (None, guard));
             if self.spec.redoes {
-                let again = (step.complete.gradients, state(2), 2);
+                let again = (step.complete.gradients, state(2), &undone[..]);
                 self.change(&step.complete, ActionKind::OptimizerStep, again, (None, guard));
             }
         }

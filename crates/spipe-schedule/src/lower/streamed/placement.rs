@@ -71,7 +71,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
     let work = StageWork::of(context, stage);
     let input = layers.first().index().checked_sub(1).map_or(Bytes::ZERO, |before| of(before.into()).boundary);
     let home = match stage.weights {
-        Weights::Streamed(home) => home,
+        Weights::Streamed(home) => context.host_of(stage).unwrap_or(home),
         Weights::Resident => context.hardware.devices()[stage.device].memory,
     };
     let stays = matches!(stage.weights, Weights::Resident);
@@ -112,6 +112,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
         again,
         workspace: need.transient - again,
         home,
+        shelf: context.drive_of(stage),
         socket,
         state: sum(|memory| memory.optimizer),
         drive: stage.state,

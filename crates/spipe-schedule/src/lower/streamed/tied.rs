@@ -82,8 +82,9 @@ impl Lowering<'_> {
         let transfer =
             self.links.copy(piece.home, self.builder.memory_of(self.chunk(first).device), borrowed.parameters)?;
         let subject = self.about(first, borrowed.tie);
+        let from = self.host_tied(first, piece, borrowed)?;
         let what = (lane, ActionKind::Copy(Payload::WeightsIn), subject);
-        Ok(Some(self.copy(what, transfer, (vec![Access::new(piece.buffer, 0)], vec![target]))))
+        Ok(Some(self.copy(what, transfer, (vec![from], vec![target]))))
     }
 
     fn about(&self, this: Visit, tie: Tie) -> Subject {

@@ -2,7 +2,7 @@
 //! not part of the exchange.
 
 use super::{Chunk, Lowering, Transfer};
-use crate::{Access, Content, Lifetime};
+use crate::{Content, Lifetime};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, Faults, IdleCause, LaneId, LaneRole, LayerId, LayerRange, MemoryId, Payload,
     Subject,
@@ -29,8 +29,11 @@ pub(super) struct Unit {
 #[derive(Clone, Copy)]
 pub(super) struct Piece {
     pub layers: LayerRange,
+    /// The parameters in their home, or on their drive.
     pub buffer: BufferId,
     pub home: MemoryId,
+    /// The drive that keeps them.
+    pub shelf: Option<MemoryId>,
 }
 
 impl Lowering<'_> {
@@ -52,11 +55,12 @@ impl Lowering<'_> {
             let Some(owner) = owners.iter().find(within).filter(|owner| !owner.stays) else {
                 continue;
             };
-            pieces.push((layers, owner.weights_of(layers), owner.home));
+            pieces.push((layers, owner.weights_of(layers), (owner.home, owner.shelf)));
         }
-        for (layers, bytes, home) in pieces {
-            let buffer = self.builder.buffer(Content::Parameters(layers), home, bytes, Lifetime::Resident);
-            self.parameters.push(Piece { layers, buffer, home });
+        for (layers, bytes, (home, shelf)) in pieces {
+            let kept = shelf.unwrap_or(home);
+            let buffer = self.builder.buffer(Content::Parameters(layers), kept, bytes, Lifetime::Resident);
+            self.parameters.push(Piece { layers, buffer, home, shelf });
         }
     }
 
@@ -128,10 +132,12 @@ impl Lowering<'_> {
             let mut loads = Vec::new();
             let pieces = if self.spec.sequential { 1 } else { exchanges[index].units.len() };
             for batch in exchanges[index].units.chunks(pieces) {
-                loads.push(self.load_batch(lane, batch)?);
+                let mut copies = vec![self.load_batch(lane, batch)?];
                 for unit in batch {
-                    loads.extend(self.load_tied(lane, unit)?);
+                    copies.extend(self.load_tied(lane, unit)?);
                 }
+                self.passed((device, &copies));
+                loads.extend(copies);
             }
             if let Some(eviction) = eviction {
                 loads.iter().for_each(|load| self.wait(eviction, *load, (0, IdleCause::Memory)));
@@ -157,12 +163,13 @@ impl Lowering<'_> {
         let first = batch[0].visits[0];
         let memory = self.builder.memory_of(self.chunk(first).device);
         for unit in batch {
-            let chunk = self.chunk(unit.visits[0]);
+            let chunk = self.chunk(unit.visits[0]).clone();
             let pieces = self.pieces(chunk.layers);
             let preloaded = !unit.visits[0].backward && unit.visits[0].chunk < self.spec.preloaded;
             for piece in &pieces {
-                reads.push(Access::new(piece.buffer, 0));
-                let bytes = if preloaded { Bytes::ZERO } else { chunk.streamed_of(piece.layers) };
+                let streamed = chunk.streamed_of(piece.layers);
+                reads.push(self.on_host(first, (*piece, streamed))?);
+                let bytes = if preloaded { Bytes::ZERO } else { streamed };
                 *from.entry(piece.home).or_default() += bytes;
             }
             writes.push(self.weights(unit.visits[0]));
