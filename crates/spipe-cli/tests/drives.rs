@@ -1,4 +1,4 @@
-//! Plans with state or activations on a drive, from the plan to the run.
+//! Plans with parameters, state or activations on a drive, from the plan to the run.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -145,6 +145,27 @@ fn site() -> tempfile::TempDir {
          --materialised-attention --system zero-offload --state-on nvme0 --effort low -o plan.json",
     );
     folder
+}
+
+/// Parameters and states on a drive: planned, simulated and run.
+#[test]
+fn parameters_are_streamed_from_the_named_drive() {
+    let site = site();
+    let job = "--model model.toml --hardware machine.toml --global-batch 4 --microbatch 1 --precision fp32 \
+               --materialised-attention --effort low";
+    let on = "--parameters-on nvme0 --state-on nvme0";
+    let plan = json(site.path(), &format!("plan {job} --system superpipeline {on} -o streamed.json"));
+    assert!(plan["stages"].as_array().unwrap().iter().any(|stage| stage["weights-in"] == "nvme0"), "{plan}");
+    let parts = &plan["memory-parts"]["nvme0"];
+    assert!(parts["weights"].as_u64() > Some(0) && parts["optimizer-state"].as_u64() > Some(0), "{plan}");
+    let simulated = json(site.path(), "simulate streamed.json");
+    assert_eq!(simulated["peak-bytes"]["nvme0"], plan["peak-bytes"]["nvme0"]);
+    let ran = spipe(site.path(), "run streamed.json --data text --steps 3 --drive nvme0=drive --format json");
+    assert!(ran.status.success(), "{}", said(&ran));
+    assert_eq!(losses(&ran.stdout).len(), 3);
+    let none = spipe(site.path(), &format!("plan {job} --system 1f1b {on}"));
+    assert_eq!(none.status.code(), Some(4), "{}", said(&none));
+    assert!(said(&none).contains("streams its parameters from the drive"), "{}", said(&none));
 }
 
 fn losses(out: &[u8]) -> Vec<(u64, u64)> {

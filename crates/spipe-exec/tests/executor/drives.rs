@@ -55,7 +55,9 @@ fn bits(report: &Report) -> Vec<u64> {
 #[test]
 fn losses_are_those_of_plain_training() {
     let folder = tempfile::tempdir().expect("a folder");
-    for setup in setups().into_iter().filter(|setup| !setup.system.is_stale()) {
+    // Two GPUs add up their gradients in another order than plain training.
+    let is_exact = |setup: &Setup<'_>| !setup.system.is_stale() && setup.system != System::ZeroInfinity;
+    for setup in setups().into_iter().filter(is_exact) {
         let (plan, program) = setup.build();
         let options = options(&setup, 6, folder.path());
         let plain = reference(&plan, &program, &text(), &options).unwrap_or_else(|error| panic!("{error}"));
@@ -106,7 +108,7 @@ fn activations_come_back_from_a_drive() {
         (System::PoH, &[alone][..]),
         (System::OneForwardOneBackward, &[both]),
         (System::OneForwardOneBackward, &pair),
-        (System::Interleaved1f1b, &layers),
+        (System::Interleaved, &layers),
     ] {
         let setup = Setup { system, stages, microbatches: 6, ..Setup::default() };
         let (plan, program) = setup.build();
@@ -147,6 +149,7 @@ fn parameters_come_from_a_drive() {
     }
 }
 
+/// A run with parameters on a drive, and the same without.
 fn agrees_with_memory(setup: &Setup<'_>, folder: &Path) {
     let in_memory = |all: &[&str]| -> Vec<String> {
         all.iter().map(|stage| stage.replace("-from-drive", "").replace(" drive", "")).collect()
@@ -167,20 +170,23 @@ fn agrees_with_memory(setup: &Setup<'_>, folder: &Path) {
 #[test]
 fn runs_go_on_from_checkpoints() {
     let drive = tempfile::tempdir().expect("a folder");
-    for precision in [Precision::Fp32, Precision::Bf16] {
-        for setup in setups().map(|setup| Setup { precision, ..setup }) {
-            let go = |options: &Options| train(&setup, options).unwrap_or_else(|error| panic!("{setup:?}: {error}"));
-            let plain = |steps| options(&setup, steps, drive.path());
-            let whole = bits(&go(&plain(5)));
-            let folder = tempfile::tempdir().expect("a folder");
-            let checkpoints = Some(Checkpoints { folder: folder.path().into(), every: 2 });
-            let saving = |steps| Options { checkpoints: checkpoints.clone(), ..plain(steps) };
-            // A run that was killed leaves its file behind.
-            std::fs::write(drive.path().join("nvme0.state"), "left by a run that was killed").expect("a file");
-            assert_eq!(bits(&go(&saving(3))), whole[..3], "{setup:?}");
-            let resume = Checkpoint::newest(folder.path()).expect("checkpoints").checkpoint;
-            assert_eq!(bits(&go(&Options { resume, ..saving(5) })), whole[3..], "{setup:?}");
-        }
+    let units = UNITS.map(|stage| stage.replace(" streamed", " streamed-from-drive"));
+    let units = units.each_ref().map(String::as_str);
+    let parameters = Setup { system: System::Superpipeline, stages: &units, ..Setup::default() };
+    let precisions = [Precision::Fp32, Precision::Bf16].into_iter().cycle();
+    for (setup, precision) in setups().into_iter().chain([parameters]).zip(precisions) {
+        let setup = Setup { precision, ..setup };
+        let go = |options: &Options| train(&setup, options).unwrap_or_else(|error| panic!("{setup:?}: {error}"));
+        let plain = |steps| options(&setup, steps, drive.path());
+        let whole = bits(&go(&plain(5)));
+        let folder = tempfile::tempdir().expect("a folder");
+        let checkpoints = Some(Checkpoints { folder: folder.path().into(), every: 2 });
+        let saving = |steps| Options { checkpoints: checkpoints.clone(), ..plain(steps) };
+        // A run that was killed leaves its file behind.
+        std::fs::write(drive.path().join("nvme0.state"), "left by a run that was killed").expect("a file");
+        assert_eq!(bits(&go(&saving(3))), whole[..3], "{setup:?}");
+        let resume = Checkpoint::newest(folder.path()).expect("checkpoints").checkpoint;
+        assert_eq!(bits(&go(&Options { resume, ..saving(5) })), whole[3..], "{setup:?}");
     }
 }
 
