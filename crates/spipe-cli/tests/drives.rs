@@ -73,13 +73,13 @@ fn a_named_drive_holds_all_state_and_an_unknown_one_is_refused() {
     assert_eq!(infers.status.code(), Some(2), "{}", said(&infers));
 }
 
-/// Activations that are pinned to leave go to the drive, over lanes of its own.
+/// Activations that leave go to the drive, over lanes of its own.
 #[test]
 fn activations_that_leave_go_to_the_named_drive() {
     let folder = tempfile::tempdir().unwrap();
     let job = "plan --model gpt2 --hardware rtx4090-pcie4-128gb --global-batch 8 --microbatch 1 --effort low";
-    let pinned = format!("{job} --system 1f1b --devices gpu0 --pin offload=2..5");
-    let plan = json(folder.path(), &format!("{pinned} --activations-on nvme0 -o plan.json"));
+    let offloads = format!("{job} --system po-h --devices gpu0");
+    let plan = json(folder.path(), &format!("{offloads} --activations-on nvme0 -o plan.json"));
     let stages = plan["stages"].as_array().unwrap();
     assert!(stages.iter().any(|stage| stage["offload-to"] == "nvme0"), "{plan}");
     assert!(plan["memory-parts"]["nvme0"]["activations"].as_u64() > Some(0), "{plan}");
@@ -90,9 +90,9 @@ fn activations_that_leave_go_to_the_named_drive() {
         let trace: Value = serde_json::from_slice(&std::fs::read(folder.path().join("trace.json")).unwrap()).unwrap();
         assert!(trace["lanes"].as_array().unwrap().iter().any(|known| known["name"] == lane), "{lane}");
     }
-    let in_dram = json(folder.path(), &pinned);
+    let in_dram = json(folder.path(), &offloads);
     assert!(in_dram["peak-bytes"].get("nvme0").is_none(), "{in_dram}");
-    let none = spipe(folder.path(), &format!("{job} --system gpu-only --activations-on nvme0"));
+    let none = spipe(folder.path(), &format!("{job} --system superpipeline --activations-on nvme0"));
     assert_eq!(none.status.code(), Some(4), "{}", said(&none));
     assert!(said(&none).contains("offloads activations to the drive"), "{}", said(&none));
 }

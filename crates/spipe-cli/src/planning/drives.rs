@@ -11,7 +11,7 @@ use super::{Evaluator, Request, Watch};
 use spipe_base::{Bytes, MemoryId, SimTime};
 use spipe_cost::{CostTable, LayerMemory, Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
-use spipe_plan::{Placement, check, with_activations_on, with_parameters_on, with_states_on_drives};
+use spipe_plan::{Family, Placement, System, check, with_activations_on, with_parameters_on, with_states_on_drives};
 
 /// The drives that a request names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,14 @@ pub struct DriveFor {
 }
 
 impl DriveFor {
+    /// Whether a system may use the drives that are named: parameters are streamed chunk by chunk, and
+    /// pipelines offload activations.
+    pub const fn suits(self, system: System) -> bool {
+        let family = system.family();
+        (self.parameters.is_none() || matches!(family, Family::Streamed))
+            && (self.activations.is_none() || matches!(family, Family::Pipeline))
+    }
+
     /// Whether none is named.
     pub const fn is_none(self) -> bool {
         self.parameters.is_none() && self.state.is_none() && self.activations.is_none()

@@ -10,7 +10,7 @@ use super::{
 use crate::Failure;
 use spipe_base::SimTime;
 use spipe_cost::{CostTable, Workload};
-use spipe_plan::{Context, OutcomeStatus, Placement};
+use spipe_plan::{Context, OutcomeStatus, Placement, System};
 use spipe_planner::{Claim, Effort, Options, PlanError, Planner, Problem, Solution};
 use std::{
     sync::atomic::Ordering,
@@ -58,9 +58,10 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
     } else {
         Refused { error: no_drive(named), left: request.time_limit, settled: false }
     };
-    if let Some(roomy) = drives::roomy(request, named) {
+    let systems: Vec<System> = request.systems.iter().copied().filter(|system| named.suits(*system)).collect();
+    if let Some(roomy) = drives::roomy(request, named).filter(|_| !systems.is_empty()) {
         let on_drives = Some(OnDrives { machine: request.hardware, named });
-        match in_memory(&Request { hardware: &roomy, on_drives, start: None, ..request.clone() }) {
+        match in_memory(&Request { hardware: &roomy, systems, on_drives, start: None, ..request.clone() }) {
             Ok(found) => return Ok(found),
             Err(Unsuccessful::Failed(failure)) => return Err(failure),
             Err(Unsuccessful::Refused(_)) => {}
