@@ -184,10 +184,11 @@ const LEAST_BY_STEPS: Duration = Duration::from_millis(100);
 /// The part of the time limit that the Pareto front may take in addition.
 const PART_OF_FRONT: u32 = 4;
 
-/// The cost of less memory, of a plan of Superpipeline on one GPU.
+/// The cost of less memory, of a plan of Superpipeline on one GPU that uses no drive.
 fn front(found: &Found, time_limit: Duration) -> String {
     let placement = found.plan.placement();
-    if placement.system != System::Superpipeline || placement.devices().len() != 1 {
+    let applies = placement.system == System::Superpipeline && placement.devices().len() == 1;
+    if !applies || uses_drives(&found.plan.context(), placement) {
         return String::new();
     }
     let front = pareto::front(&found.plan, time_limit / PART_OF_FRONT);
