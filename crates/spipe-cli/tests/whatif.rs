@@ -259,3 +259,24 @@ fn bad_jobs_say_what_to_write() {
         assert!(said.contains(wanted) && said.contains("\nhint: "), "{args:?}: {said}");
     }
 }
+
+/// Half of the tokens are padding: a job takes twice as long, whether its file or a flag says so.
+#[test]
+fn padding_takes_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let job = JOB.replace("\"rtx3090\", ", "").replace("[1, 2]", "[1]");
+    std::fs::write(at.join("plain.toml"), &job).unwrap();
+    let padded = job.replace("global-batch = 8\n", "global-batch = 8\ndata = { padding = 0.5 }\n");
+    std::fs::write(at.join("padded.toml"), padded).unwrap();
+    let hours = |args: &[&str]| {
+        let all = answer(at, &[&["whatif", "--as-of", "2026-11-27"], args].concat());
+        all["machines"][0]["hours"].as_f64().unwrap()
+    };
+    let (plain, file, flag) =
+        (hours(&["plain.toml"]), hours(&["padded.toml"]), hours(&["plain.toml", "--padding", "50%"]));
+    assert!((file / plain - 2.0).abs() < 0.02, "{file} {plain}");
+    assert!((flag / file - 1.0).abs() < 1e-9, "{flag} {file}");
+    let refused = spipe(at, &["whatif", "plain.toml", "--lengths", "600:1"]);
+    assert!(refused.status.code() != Some(0) && text(&refused.stderr).contains("600"), "{}", text(&refused.stderr));
+}

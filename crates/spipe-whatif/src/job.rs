@@ -4,8 +4,10 @@ use crate::amount::{EnergyPrice, Hours, Tokens};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Text, position_of};
+use spipe_cost::DataShape;
+use spipe_hardware::LossKernel;
 use spipe_market::{Condition, Currency, Money, Ownership, Range, RateFile, Rates, Watts};
-use spipe_model::Precision;
+use spipe_model::{Operations, Precision};
 
 /// The version of the file format.
 pub const FORMAT_VERSION: u32 = 1;
@@ -55,6 +57,15 @@ pub struct TrainFile {
     pub precision: Option<Precision>,
     /// The engine that executes it: a runtime file, or the name of a shipped one; spipe's own if absent.
     pub runtime: Option<String>,
+    /// Padding, packing and lengths of its sequences. `tokens` are those that count.
+    #[serde(default, skip_serializing_if = "DataShape::is_plain")]
+    pub data: DataShape,
+    /// The operations of blocks whose outputs the backward recomputes.
+    #[serde(default, skip_serializing_if = "Operations::is_empty")]
+    pub recompute_ops: Operations,
+    /// The kernels of the loss, in place of the runtime's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<LossKernel>,
     /// How often it is trained in a year; once if absent. It weighs several trainings.
     pub jobs_per_year: Option<f64>,
 }

@@ -11,12 +11,18 @@ const SHAPES: [&str; 4] = ["packing", "bucketing", "padding", "lengths"];
 impl args::Data {
     /// `template` with the data and the recomputed operations that were asked for.
     pub fn shape(&self, template: Workload) -> Result<Workload, Failure> {
-        let padding = self.padding.as_deref().map(padding).transpose()?.unwrap_or_default();
-        let lengths = self.lengths.as_deref().map(lengths).transpose()?;
-        let data = DataShape { packing: self.packing, bucketing: self.bucketing, padding, lengths };
+        let data = self.over(DataShape::PLAIN)?;
         data.check(template.seq_len).map_err(|(fault, hint)| Failure::argument(fault, hint))?;
         let (recompute_ops, loss) = (self.recompute_ops.unwrap_or_default(), self.loss.map(Into::into));
         Ok(Workload { data, recompute_ops, loss, ..template })
+    }
+
+    /// `data` with what was asked for in place of what it has.
+    pub fn over(&self, data: DataShape) -> Result<DataShape, Failure> {
+        let padding = self.padding.as_deref().map(padding).transpose()?.unwrap_or(data.padding);
+        let lengths = self.lengths.as_deref().map(lengths).transpose()?.or(data.lengths);
+        let (packing, bucketing) = (self.packing || data.packing, self.bucketing || data.bucketing);
+        Ok(DataShape { packing, bucketing, padding, lengths })
     }
 
     /// Refuses options that do nothing in this mode or for this model.

@@ -2,8 +2,10 @@
 
 use crate::{Failure, args, args::Given, input, market};
 use spipe_base::{Diagnostic, Text};
+use spipe_cost::DataShape;
 use spipe_hardware::Hardware;
 use spipe_market::{Currency, RateFile};
+use spipe_model::Operations;
 use spipe_whatif::{JobFile, Setup, Shard, TrainFile, amount::Hours};
 
 /// The setup of a sweep.
@@ -57,6 +59,9 @@ fn train(what: &args::WhatifSweep, job: &mut JobFile) -> Result<(), Failure> {
             global_batch: None,
             precision: None,
             runtime: None,
+            data: DataShape::PLAIN,
+            recompute_ops: Operations::NONE,
+            loss: None,
             jobs_per_year: None,
         }),
         (Some(_), None) => {
@@ -79,6 +84,9 @@ fn train(what: &args::WhatifSweep, job: &mut JobFile) -> Result<(), Failure> {
         train.global_batch = what.global_batch.or(train.global_batch);
         train.precision = what.precision.or(train.precision);
         train.runtime = what.runtime.clone().or_else(|| train.runtime.take());
+        train.data = what.data.over(train.data)?;
+        train.recompute_ops = what.data.recompute_ops.unwrap_or(train.recompute_ops);
+        train.loss = what.data.loss.map(Into::into).or(train.loss);
         train.jobs_per_year = what.jobs_per_year.or(train.jobs_per_year);
     }
     Ok(())

@@ -46,6 +46,7 @@ impl Training {
         let model = input::model(&train.model)?;
         let precision = train.precision.unwrap_or(Precision::Bf16);
         let seq_len = input::seq_len(&model, train.seq_len)?;
+        train.data.check(seq_len).map_err(|(fault, hint)| Failure::argument(fault, hint))?;
         let template = Workload {
             mode: Mode::Train,
             seq_len,
@@ -56,9 +57,9 @@ impl Training {
             attention: Attention::Fused,
             clip_norm: None,
             formats: spipe_cost::Formats::PLAIN,
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            data: train.data,
+            recompute_ops: train.recompute_ops,
+            loss: train.loss,
         };
         let workloads = planning::workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
         let bounder = Bounder::new(model.clone(), workloads.clone());
