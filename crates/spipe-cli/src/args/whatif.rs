@@ -74,6 +74,7 @@ pub struct WhatifSweep {
     /// The engine that executes it: a runtime file or the name of a shipped one; spipe's own if not given
     #[arg(long)]
     pub runtime: Option<String>,
+    /// The shape of the data, and what is recomputed
     #[command(flatten)]
     pub data: super::Data,
     /// How often the job runs in a year; once if not given
