@@ -65,11 +65,23 @@ impl Table {
 
     /// Whether the columns of numbers leave the columns of text their least width.
     fn has_room(&self) -> bool {
+        self.fits(|_, width| width.min(LEAST), 0)
+    }
+
+    /// Whether the columns of numbers leave room for the words of all headings, with a space between columns.
+    fn has_room_for_words(&self) -> bool {
+        self.fits(|index, _| self.words[index].into(), self.words.len().saturating_sub(1))
+    }
+
+    /// Whether the columns of numbers, columns of text of `width`, given their number and content, and
+    /// `between` fit.
+    fn fits(&self, width: impl Fn(usize, usize) -> usize, between: usize) -> bool {
         let widths = self.table.column_max_content_widths();
         let padding: usize = self.table.column_iter().map(|column| usize::from(column.padding_width())).sum();
         let content = widths.iter().map(|width| usize::from(*width)).enumerate();
-        let needed = content.map(|(index, width)| if self.right.contains(&index) { width } else { width.min(LEAST) });
-        needed.sum::<usize>() + padding <= usize::from(self.table.width().unwrap_or(WIDTH))
+        let needed =
+            content.map(|(index, content)| if self.right.contains(&index) { content } else { width(index, content) });
+        needed.sum::<usize>() + padding + between <= usize::from(self.table.width().unwrap_or(WIDTH))
     }
 }
 
@@ -79,15 +91,15 @@ impl fmt::Display for Table {
         if !fitted.has_room() {
             fitted.tighten();
         }
-        if fitted.has_room() {
-            for (index, word) in self.words.iter().enumerate() {
-                let Some(column) = fitted.table.column_mut(index) else { continue };
-                let least = Width::Fixed(word + column.padding_width());
-                column.set_constraint(match self.right.contains(&index) {
-                    true => ColumnConstraint::ContentWidth,
-                    false => ColumnConstraint::LowerBoundary(least),
-                });
-            }
+        let (whole, words) = (fitted.has_room(), fitted.has_room_for_words());
+        for (index, word) in self.words.iter().enumerate() {
+            let Some(column) = fitted.table.column_mut(index) else { continue };
+            let least = Width::Fixed(word + column.padding_width());
+            match self.right.contains(&index) {
+                true if whole => column.set_constraint(ColumnConstraint::ContentWidth),
+                false if words => column.set_constraint(ColumnConstraint::LowerBoundary(least)),
+                _ => column,
+            };
         }
         fitted.table.fmt(f)
     }
