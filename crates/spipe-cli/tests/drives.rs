@@ -199,7 +199,8 @@ fn a_run_that_is_killed_in_its_writes_goes_on() {
             break;
         }
         assert_eq!(output.status.code(), None, "{}", said(&output));
-        patience = if more.len() > seen { 0 } else { patience + 150 };
+        // Starting takes longer on a busy machine.
+        patience = if more.len() > seen { patience / 2 } else { patience + 150 };
         (kills, seen) = (kills + 1, more.len().min(3));
         assert!(kills < 200, "it gets nowhere");
     }
