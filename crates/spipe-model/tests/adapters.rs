@@ -62,7 +62,7 @@ fn a_frozen_matrix_has_no_weight_gradient() {
     assert!(!embedding.needs_backward && !lora.layers()[lora.layer("block.0").unwrap()].passes_gradient);
 }
 
-/// What PEFT 0.21 takes for magnitudes beyond the adapter itself, counted by PyTorch (`python/dora.py`):
+/// The work and bytes that PEFT 0.21 takes for magnitudes beyond the adapter itself, counted by PyTorch (`python/dora.py`):
 /// operations of forward and backward, and saved numbers.
 #[test]
 fn magnitudes_take_what_pytorch_counts() {
