@@ -32,7 +32,7 @@ pub use v_shape::{v_half, v_min, v_of_stages, zb_v};
 pub use zero_bubble::{zb_h1, zb_h2};
 
 use spipe_base::{Diagnostic, Faults, MicrobatchId, StageId};
-use std::{collections::BTreeSet, fmt};
+use std::{collections::BTreeMap, fmt};
 
 /// A computation of a stage on one microbatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -100,21 +100,26 @@ impl fmt::Display for Token {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Order {
     devices: Vec<Vec<Token>>,
-    /// The forwards that are one action with the backward behind them.
-    overlapped: BTreeSet<Token>,
+    /// The forwards that are one action with the backward behind them, and that backward.
+    overlapped: BTreeMap<Token, Token>,
 }
 
 impl Order {
     /// An order with one list of tokens per device.
     pub const fn new(devices: Vec<Vec<Token>>) -> Self {
-        Self { devices, overlapped: BTreeSet::new() }
+        Self { devices, overlapped: BTreeMap::new() }
     }
 
     /// The pairs of a forward and the backward behind it that are one action (`OVERLAP_F_B`), which
     /// starts when the inputs of both have arrived and takes as long as both.
     pub fn overlapped(&self) -> impl Iterator<Item = [Token; 2]> {
         let pairs = self.devices.iter().flat_map(|tokens| tokens.windows(2).map(|pair| [pair[0], pair[1]]));
-        pairs.filter(|pair| self.overlapped.contains(&pair[0]))
+        pairs.filter(|[first, next]| self.overlaps(first, Some(next)))
+    }
+
+    /// Whether a token and the one behind it are one action.
+    fn overlaps(&self, first: &Token, next: Option<&Token>) -> bool {
+        next.is_some() && self.overlapped.get(first) == next
     }
 
     /// The tokens of each device.

@@ -8,11 +8,7 @@
 
 use super::{Order, Pass, Token};
 use spipe_base::{Diagnostic, Faults, MicrobatchId, Position, StageId};
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt,
-    str::FromStr,
-};
+use std::{collections::BTreeMap, fmt, str::FromStr};
 
 /// The actions that take no compute time, and whether they name a microbatch.
 const WITHOUT_WORK: [(&str, bool); 10] = [
@@ -118,7 +114,7 @@ impl Order {
     /// with the first position and the count.
     pub fn read(file: &str, text: &str) -> Result<(Self, Skipped), Faults> {
         let (mut cells, mut empty) = (Cells::default(), Cells::default());
-        let (mut devices, mut overlapped, mut skipped) = (Vec::new(), BTreeSet::new(), Skipped::new());
+        let (mut devices, mut overlapped, mut skipped) = (Vec::new(), BTreeMap::new(), Skipped::new());
         for (row, line) in text.lines().enumerate() {
             let mut tokens = Vec::new();
             let mut column = 1;
@@ -128,7 +124,7 @@ impl Order {
                     Some(Cell::Bubble) => {}
                     Some(Cell::Pass(token)) => tokens.push(token),
                     Some(Cell::Overlap(forward, backward)) => {
-                        overlapped.insert(forward);
+                        overlapped.insert(forward, backward);
                         tokens.extend([forward, backward]);
                     }
                     Some(Cell::WithoutWork(name)) => *skipped.entry(name).or_default() += 1,
@@ -158,8 +154,7 @@ impl Order {
             let mut tokens = tokens.iter();
             std::iter::from_fn(move || {
                 let token = *tokens.next()?;
-                let overlaps = self.overlapped.contains(&token);
-                Some(match tokens.as_slice().first().filter(|_| overlaps) {
+                Some(match tokens.as_slice().first().filter(|next| self.overlaps(&token, Some(next))) {
                     Some(backward) => {
                         tokens.next();
                         Word::Overlap(token, *backward)

@@ -143,7 +143,7 @@ impl Order {
     /// The tokens of the action at `position`: one, or an overlapped pair.
     fn action_at<'a>(&self, tokens: &'a [Token], position: usize) -> Option<&'a [Token]> {
         let first = tokens.get(position)?;
-        let end = (position + 1 + usize::from(self.overlapped.contains(first))).min(tokens.len());
+        let end = position + 1 + usize::from(self.overlaps(first, tokens.get(position + 1)));
         Some(&tokens[position..end])
     }
 
