@@ -142,10 +142,11 @@ impl Problem<'_> {
         if self.options.effort.is_some() { 8 * self.most_refinements() } else { usize::MAX }
     }
 
-    /// Returns the most neighbours of one placement that local search simulates.
+    /// Returns the most neighbours of one placement that local search simulates; twice as many in the
+    /// first pass of a search with a time limit, which goes on from its plan.
     pub(crate) fn most_refinements(&self) -> usize {
-        let most = self.options.refinements;
-        self.options.effort.map_or(most, |effort| effort.refinements(self.size()).min(most))
+        let (most, passes) = (self.options.refinements, if self.options.is_limited() { 2 } else { 1 });
+        self.options.effort.map_or(most, |effort| (passes * effort.refinements(self.size())).min(most))
     }
 }
 

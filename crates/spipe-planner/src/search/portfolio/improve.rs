@@ -35,7 +35,8 @@ impl Portfolio<'_, '_> {
         order.retain(|index| self.systems[*index].bound < self.limit());
         if self.problem.options.effort.is_some_and(Effort::improves_the_best_alone) {
             order.truncate(1);
-            for index in &order {
+            // What a longer search begins with is worth more steps.
+            for index in order.iter().filter(|_| !self.problem.options.is_limited()) {
                 self.systems[*index].others.clear();
             }
         }
