@@ -4,9 +4,9 @@
 
 use proptest::prelude::*;
 use spipe_base::{Bytes, LaneRole, LayerRange, SimTime};
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use spipe_plan::{Context, Knobs, Placement, Plan, Stage, StageFootprint, System, check, footprint};
 use spipe_schedule::{lower, order_of};
 use spipe_sim::{Options, simulate};
@@ -14,20 +14,7 @@ use spipe_tests::{simulated, with_problem};
 use std::fmt::Write;
 
 fn workload(microbatches: u64, mode: Mode) -> Workload {
-    Workload {
-        mode,
-        seq_len: 1024,
-        microbatch: 1,
-        microbatches,
-        precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
-    }
+    Workload { mode, seq_len: 1024, microbatch: 1, microbatches, precision: Precision::Bf16, ..Workload::PLAIN }
 }
 
 /// A chain of layers with invented times: forward in tenths of a millisecond on a GPU (a CPU takes

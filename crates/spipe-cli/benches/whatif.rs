@@ -3,10 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a bench that cannot run must say so")]
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use spipe_cost::{Formats, Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_market::Catalogue;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use spipe_whatif::{Bounder, JobFile, sweep};
 use std::{fs, hint::black_box, process::Command, time::Duration};
 
@@ -34,13 +34,7 @@ fn bounds(criterion: &mut Criterion) {
         microbatch,
         microbatches: 64 / microbatch,
         precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: Formats::PLAIN,
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let workloads = [1, 2, 4, 8, 16, 32, 64].map(workload).to_vec();
     let bounder = Bounder::new(Model::from_toml("layers-34.toml", MODEL).unwrap(), workloads);

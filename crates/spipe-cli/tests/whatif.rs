@@ -143,13 +143,7 @@ fn least_iteration_ms(machine: &str, global_batch: u64) -> f64 {
             microbatch,
             microbatches: global_batch / microbatch,
             precision: spipe_model::Precision::Bf16,
-            optimizer: spipe_cost::Optimizer::Adamw,
-            attention: spipe_model::Attention::Fused,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            ..spipe_cost::Workload::PLAIN
         };
         let table = spipe_cost::CostTable::new(&model, &hardware, &workload).unwrap();
         spipe_cost::least_iteration(&table, &hardware).to_ms()

@@ -135,6 +135,22 @@ const fn countable(what: &'static str, figure: u64, most: u64) -> Result<(), Cos
 }
 
 impl Workload {
+    /// Training in 16 bits with AdamW on one sequence of one token: what differs is stated.
+    pub const PLAIN: Self = Self {
+        mode: Mode::Train,
+        seq_len: 1,
+        microbatch: 1,
+        microbatches: 1,
+        precision: Precision::Bf16,
+        optimizer: Optimizer::Adamw,
+        attention: Attention::Fused,
+        clip_norm: None,
+        formats: Formats::PLAIN,
+        data: DataShape::PLAIN,
+        recompute_ops: Operations::NONE,
+        loss: None,
+    };
+
     /// Checks that all sizes are positive and not too large.
     ///
     /// # Errors

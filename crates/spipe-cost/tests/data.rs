@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{DeviceId, LayerId};
-use spipe_cost::{CostTable, DataShape, Lengths, Mode, Optimizer, Parallelism, Workload};
+use spipe_cost::{CostTable, DataShape, Lengths, Mode, Parallelism, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Op, Operations, Precision, Recompute};
 
@@ -17,13 +17,7 @@ const PLAIN: Workload = Workload {
     microbatch: 2,
     microbatches: 3,
     precision: Precision::Bf16,
-    optimizer: Optimizer::Adamw,
-    attention: Attention::Fused,
-    clip_norm: None,
-    formats: spipe_cost::Formats::PLAIN,
-    data: DataShape::PLAIN,
-    recompute_ops: Operations::NONE,
-    loss: None,
+    ..Workload::PLAIN
 };
 
 fn model(name: &str) -> Model {

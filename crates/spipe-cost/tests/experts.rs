@@ -2,9 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use spipe_cost::{Base, CostTable, DataShape, Formats, LayerMemory, Mode, Optimizer, Workload};
+use spipe_cost::{Base, CostTable, Formats, LayerMemory, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Lora, Model, Operations, Precision};
+use spipe_model::{Lora, Model, Precision};
 
 /// The sizes of the blocks: hidden, width of an expert, experts, experts of a token.
 const HIDDEN: u64 = 256;
@@ -24,20 +24,7 @@ fn model() -> Model {
 }
 
 fn workload(mode: Mode, (microbatch, microbatches): (u64, u64)) -> Workload {
-    Workload {
-        mode,
-        seq_len: 512,
-        microbatch,
-        microbatches,
-        precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: Formats::PLAIN,
-        data: DataShape::PLAIN,
-        recompute_ops: Operations::NONE,
-        loss: None,
-    }
+    Workload { mode, seq_len: 512, microbatch, microbatches, precision: Precision::Bf16, ..Workload::PLAIN }
 }
 
 /// The memory of `block.1` on the GPU.

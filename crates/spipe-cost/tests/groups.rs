@@ -8,7 +8,7 @@ use spipe_cost::{
     check_training,
 };
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Lora, Model, Precision, shipped};
+use spipe_model::{Lora, Model, Precision, shipped};
 
 const PLAIN: Workload = Workload {
     mode: Mode::Train,
@@ -16,13 +16,7 @@ const PLAIN: Workload = Workload {
     microbatch: 1,
     microbatches: 4,
     precision: Precision::Bf16,
-    optimizer: Optimizer::Adamw,
-    attention: Attention::Fused,
-    clip_norm: None,
-    formats: Formats::PLAIN,
-    data: spipe_cost::DataShape::PLAIN,
-    recompute_ops: spipe_model::Operations::NONE,
-    loss: None,
+    ..Workload::PLAIN
 };
 
 fn llama() -> Model {

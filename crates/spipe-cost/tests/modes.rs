@@ -4,9 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{Bytes, DeviceId, LayerId, LayerRange, Seconds};
-use spipe_cost::{CostTable, Mode, Optimizer, Source, Workload};
+use spipe_cost::{CostTable, Mode, Source, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Batch, Model, Precision};
+use spipe_model::{Batch, Model, Precision};
 
 const GPU: DeviceId = DeviceId::new(0);
 
@@ -16,20 +16,7 @@ fn model(name: &str) -> Model {
 }
 
 fn workload(mode: Mode, seq_len: u64, microbatch: u64) -> Workload {
-    Workload {
-        mode,
-        seq_len,
-        microbatch,
-        microbatches: 3,
-        precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
-    }
+    Workload { mode, seq_len, microbatch, microbatches: 3, precision: Precision::Bf16, ..Workload::PLAIN }
 }
 
 /// One GPU with 100 TFLOP/s, 1 TB/s and no launch time.

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{Bytes, DeviceId, Flops, Seconds};
-use spipe_cost::{CostTable, Mode, Optimizer, ParallelError, Parallelism, Workload, all_reduce};
+use spipe_cost::{CostTable, Mode, ParallelError, Parallelism, Workload, all_reduce};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Batch, Layer, Model, Op, Precision, Recompute};
 use std::fmt::Write;
@@ -43,13 +43,7 @@ fn workload() -> Workload {
         microbatch: 1,
         microbatches: 4,
         precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     }
 }
 

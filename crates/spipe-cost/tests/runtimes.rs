@@ -4,7 +4,7 @@
 
 use proptest::prelude::*;
 use spipe_base::{DeviceId, LayerId, Seconds};
-use spipe_cost::{CostTable, LayerTime, Mode, Optimizer, Parallelism, Workload};
+use spipe_cost::{CostTable, LayerTime, Mode, Parallelism, Workload};
 use spipe_hardware::{Constant, Hardware, Runtime};
 use spipe_model::{Attention, Model, Precision, Recompute};
 
@@ -30,13 +30,7 @@ const WORKLOAD: Workload = Workload {
     microbatch: 2,
     microbatches: 4,
     precision: Precision::Bf16,
-    optimizer: Optimizer::Adamw,
-    attention: Attention::Fused,
-    clip_norm: None,
-    formats: spipe_cost::Formats::PLAIN,
-    data: spipe_cost::DataShape::PLAIN,
-    recompute_ops: spipe_model::Operations::NONE,
-    loss: None,
+    ..Workload::PLAIN
 };
 
 const GPU: DeviceId = DeviceId::new(0);

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{Bytes, DeviceId, LayerId, Seconds};
-use spipe_cost::{CostTable, Mode, Optimizer, Source, Workload, compute_type};
+use spipe_cost::{CostTable, Mode, Source, Workload, compute_type};
 use spipe_hardware::{DataType, Hardware};
 use spipe_model::{Attention, Model, Op, Precision, Recompute};
 
@@ -16,20 +16,7 @@ fn model(name: &str) -> Model {
 }
 
 fn workload(precision: Precision) -> Workload {
-    Workload {
-        mode: Mode::Train,
-        seq_len: 1024,
-        microbatch: 2,
-        microbatches: 4,
-        precision,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
-    }
+    Workload { mode: Mode::Train, seq_len: 1024, microbatch: 2, microbatches: 4, precision, ..Workload::PLAIN }
 }
 
 /// One GPU with 100 TFLOP/s, of which every product reaches half, 1 TB/s, and 10 µs per kernel; one

@@ -3,7 +3,7 @@
 //! `train`. Each is answered with seconds, several for several steps.
 
 use rayon::prelude::*;
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_exec::{AdamW, Binding, Data, Exchange, Extent, HalfMut, Numbers, Options, TensorState, Tokens, reference};
 use spipe_hardware::{DramFile, Hardware, HardwareFile, Peak, SocketFile};
 use spipe_model::{Attention, Model, Precision};
@@ -125,13 +125,8 @@ impl Training {
             microbatch: 1,
             microbatches: 8,
             precision: Precision::Fp32,
-            optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            ..Workload::PLAIN
         };
         let layers = format!("0..{}", model.layers().len() - 1).parse()?;
         let hardware = Hardware::from_file("one socket", machine()?)?;

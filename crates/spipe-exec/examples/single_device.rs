@@ -1,6 +1,6 @@
 //! Tokens per second of a model on one device: `single_device MODEL.toml TEXT SEQUENCES [CORES]`.
 
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_exec::{Binding, Options, Tokens, run};
 use spipe_hardware::{DramFile, Hardware, HardwareFile, Peak, SocketFile};
 use spipe_model::{Attention, Model, Precision};
@@ -21,13 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         microbatch: sequences.parse()?,
         microbatches: 4,
         precision: Precision::Fp32,
-        optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let last = model.layers().len() - 1;
     let layers = format!("0..{last}").parse()?;

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::LayerRange;
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_export::chakra;
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
@@ -52,13 +52,8 @@ fn exported() -> BTreeMap<String, Vec<u8>> {
         microbatch: 1,
         microbatches: 4,
         precision: Precision::Fp32,
-        optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
-        clip_norm: None,
-        formats: spipe_cost::Formats::PLAIN,
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let plan = Plan::new(model, hardware.clone(), workload, placement).unwrap();
     let program = lower(&plan.context(), plan.placement()).unwrap();

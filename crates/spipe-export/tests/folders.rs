@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 use spipe_base::LayerRange;
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_export::{Folder, deepspeed, fingerprint, fsdp, torch};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
@@ -39,13 +39,8 @@ fn workload() -> Workload {
         microbatch: 1,
         microbatches: 4,
         precision: Precision::Fp32,
-        optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     }
 }
 

@@ -2,12 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use spipe_cost::{Mode, Optimizer, Parallelism, Workload};
+use spipe_cost::{Mode, Parallelism, Workload};
 use spipe_fit::{
     FitError, Fitted, LeftOut, Run, Runs, TensorData, Usage, Work, error_of_class, fit, fitted_file, fitted_runtime,
 };
 use spipe_hardware::{Constant, Hardware, Runtime};
-use spipe_model::{Attention, Model, Precision, Recompute};
+use spipe_model::{Model, Precision, Recompute};
 use std::{collections::BTreeMap, fmt::Write as _};
 
 fn shipped(all: &[(&'static str, &'static str)], name: &str) -> &'static str {
@@ -27,13 +27,7 @@ fn work(tensor: u64, data: u64, microbatch: u64, microbatches: u64) -> Work {
         microbatch,
         microbatches: microbatches * data,
         precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let spread = Parallelism { tensor, data, recompute: Recompute::Full };
     Work::TensorData(Box::new(TensorData { model, hardware: machine(), workload, spread }))

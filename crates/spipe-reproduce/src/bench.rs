@@ -4,9 +4,9 @@
 use crate::source::Library;
 use serde::Deserialize;
 use spipe_base::{Bytes, Diagnostic, Faults, SimTime};
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use spipe_plan::{Context, Placement, StageFootprint, System, check, footprint};
 use spipe_schedule::lower;
 use spipe_sim::iteration_time;
@@ -80,13 +80,7 @@ impl Bench {
             microbatch: setting.microbatch,
             microbatches: setting.microbatches,
             precision: setting.precision,
-            optimizer: Optimizer::Adamw,
-            attention: Attention::Fused,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            ..Workload::PLAIN
         };
         let cost =
             CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;

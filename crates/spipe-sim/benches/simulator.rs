@@ -4,9 +4,9 @@
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use spipe_base::LayerRange;
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use spipe_plan::{Context, Placement, Stage, System};
 use spipe_schedule::{Program, StageTimes, bare, interleaved, lower, one_forward_one_backward};
 use spipe_sim::{Iterations, Options, simulate};
@@ -33,13 +33,7 @@ impl Bench {
             microbatch: 1,
             microbatches,
             precision: Precision::Fp16,
-            optimizer: Optimizer::Adamw,
-            attention: Attention::Fused,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            ..Workload::PLAIN
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         Self { model, hardware, cost }

@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{ActionKind, LayerRange, Payload, SimTime};
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use spipe_plan::{Context, Knobs, Placement, Stage, System};
 use spipe_schedule::{Program, lower};
 use spipe_sim::{Options, simulate};
@@ -34,13 +34,7 @@ fn run_with(bandwidth: &str, on_gpu: &[usize], knobs: Knobs) -> (Program, Trace)
         microbatch: 4,
         microbatches: 6,
         precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{ActionKind, Bytes, LayerRange, Payload};
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Batch, Model, Precision};
+use spipe_model::{Batch, Model, Precision};
 use spipe_plan::{Context, Placement, Stage, System, check, footprint};
 use spipe_schedule::{Content, lower};
 use spipe_sim::{Options, is_ok, simulate};
@@ -26,13 +26,7 @@ fn holds_keys_and_values(system: System, streamed: bool) {
         microbatch: 2,
         microbatches: 4,
         precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };
@@ -74,20 +68,8 @@ fn a_token_waits_for_the_one_before_it() {
         let model = Model::from_toml("m.toml", shipped(spipe_model::shipped(), "llama2-7b")).unwrap();
         let machine = "rtx3090-x4-two-sockets";
         let hardware = Hardware::from_toml("p.toml", shipped(spipe_hardware::shipped(), machine)).unwrap();
-        let workload = Workload {
-            mode,
-            seq_len: 256,
-            microbatch: 1,
-            microbatches,
-            precision: Precision::Bf16,
-            optimizer: Optimizer::Adamw,
-            attention: Attention::Fused,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
-        };
+        let workload =
+            Workload { mode, seq_len: 256, microbatch: 1, microbatches, precision: Precision::Bf16, ..Workload::PLAIN };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
         let range = |first: usize, last: usize| LayerRange::new(first.into(), last.into()).unwrap();
@@ -123,13 +105,7 @@ fn streaming_brings_the_experts_that_tokens_reach() {
             microbatch: 1,
             microbatches,
             precision: Precision::Bf16,
-            optimizer: Optimizer::Adamw,
-            attention: Attention::Fused,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            ..Workload::PLAIN
         };
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };

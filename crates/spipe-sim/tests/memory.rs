@@ -4,9 +4,9 @@
 
 use peak_alloc::PeakAlloc;
 use spipe_base::{LayerRange, SimTime};
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use spipe_plan::{Context, Placement, Stage, System};
 use spipe_schedule::{Program, StageTimes, bare, lower, one_forward_one_backward};
 use spipe_sim::{Iterations, Options, simulate};
@@ -48,13 +48,7 @@ fn with_transfers(microbatches: u64) -> Program {
         microbatch: 1,
         microbatches,
         precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

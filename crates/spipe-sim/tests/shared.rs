@@ -4,9 +4,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{ActionKind, LayerRange, Payload, SimTime};
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use spipe_plan::{Context, Placement, Stage, System};
 use spipe_schedule::lower;
 use spipe_sim::{Options, is_ok, simulate};
@@ -55,13 +55,7 @@ fn trace(system: System, model: &str) -> Trace {
         microbatch: 1,
         microbatches: 4,
         precision: Precision::Fp32,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let cost = CostTable::new(&model, &hardware, &workload).unwrap();
     let context = Context { model: &model, hardware: &hardware, cost: &cost };

@@ -207,13 +207,7 @@ mod tests {
             microbatch: 1,
             microbatches: 1,
             precision: spipe_model::Precision::Bf16,
-            optimizer: spipe_cost::Optimizer::Adamw,
-            attention: spipe_model::Attention::Fused,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            ..Workload::PLAIN
         };
         assert!(sizes.take((workload, false), Err(cut_short())).is_ok());
         let other = Workload { microbatch: 2, ..workload };

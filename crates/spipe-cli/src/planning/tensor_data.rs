@@ -2,9 +2,9 @@
 
 use super::{training, workloads};
 use crate::{Failure, args, input};
-use spipe_cost::{DataShape, ParallelCost, ParallelError, Parallelism, Workload};
+use spipe_cost::{ParallelCost, ParallelError, Parallelism, Workload};
 use spipe_hardware::{Hardware, Runtime};
-use spipe_model::{Attention, Model, Operations, Recompute};
+use spipe_model::{Attention, Model, Recompute};
 
 /// The runtime that trains with tensor parallelism on GPUs.
 const FRAMEWORK: &str = "megatron";
@@ -50,11 +50,8 @@ pub fn priced(
         precision: what.precision,
         optimizer: what.optimizer,
         attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
-        clip_norm: None,
         formats: what.training.formats(),
-        data: DataShape::PLAIN,
-        recompute_ops: Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     let template = what.shape.shape(template)?;
     training::check(model, &template)?;

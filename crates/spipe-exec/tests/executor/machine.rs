@@ -1,7 +1,7 @@
 //! Small models, machines and plans.
 
 use spipe_base::{DeviceId, LayerRange};
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_exec::{Backend, Binding, Data, Options, Tokens};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
@@ -145,13 +145,8 @@ impl Case<'_> {
             microbatch: 2,
             microbatches: self.microbatches,
             precision: Precision::Fp32,
-            optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            ..Workload::PLAIN
         };
         let plan = Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{faults}"));
         let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{faults}"));

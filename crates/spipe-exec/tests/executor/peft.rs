@@ -6,7 +6,7 @@
 use crate::{machine::machine_with, setup::Setup};
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::Value;
-use spipe_cost::{Formats, Mode, Optimizer, Workload};
+use spipe_cost::{Formats, Mode, Workload};
 use spipe_exec::{Backend, Options, StepSettings, Tokens, run, save_initial_weights};
 use spipe_hardware::Hardware;
 use spipe_model::{Adapter, Attention, Model, Precision};
@@ -81,13 +81,9 @@ fn plan(config: &Value, base: &Value, system: System) -> Plan {
         microbatch: 1,
         microbatches: SEQUENCES,
         precision: Precision::Fp32,
-        optimizer: Optimizer::Adamw,
         attention: Attention::Materialised,
-        clip_norm: None,
         formats: Formats { base: base.as_str().map(|base| base.parse().expect("a format")), ..Formats::default() },
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     };
     Plan::new(model, hardware, workload, Placement::new(system, stages)).unwrap_or_else(|faults| panic!("{faults}"))
 }

@@ -2,9 +2,9 @@
 
 use proptest::prelude::*;
 use spipe_base::LayerRange;
-use spipe_cost::{CostTable, Mode, Optimizer, Workload};
+use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use spipe_plan::Context;
 use std::fmt::Write;
 
@@ -31,20 +31,7 @@ impl Instance {
 }
 
 pub fn workload(microbatches: u64, mode: Mode) -> Workload {
-    Workload {
-        mode,
-        seq_len: 128,
-        microbatch: 1,
-        microbatches,
-        precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
-    }
+    Workload { mode, seq_len: 128, microbatch: 1, microbatches, precision: Precision::Bf16, ..Workload::PLAIN }
 }
 
 /// Clips the gradients of one model in three.

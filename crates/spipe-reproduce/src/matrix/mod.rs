@@ -6,9 +6,9 @@ pub use page::markdown;
 
 use serde::Serialize;
 use spipe_base::SimTime;
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_hardware::{DataType, Hardware};
-use spipe_model::{Architecture, Attention, Model, Precision};
+use spipe_model::{Architecture, Model, Precision};
 use spipe_plan::{Plan, System, Weights};
 use std::{collections::BTreeMap, time::Duration};
 
@@ -147,13 +147,7 @@ fn workload(model: &Model, hardware: &Hardware) -> Workload {
         microbatch: 1,
         microbatches: (2 * gpus(hardware) as u64).max(8),
         precision: if bf16 { Precision::Bf16 } else { Precision::Fp16 },
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     }
 }
 

@@ -1,28 +1,15 @@
 //! Chains of layers with given times and bytes, on four GPUs and two sockets.
 
 use spipe_base::LayerRange;
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Attention, Model, Precision};
+use spipe_model::{Model, Precision};
 use std::fmt::Write;
 
 const MACHINE: &str = "rtx3090-x4-two-sockets";
 
 pub fn workload(microbatches: u64, mode: Mode) -> Workload {
-    Workload {
-        mode,
-        seq_len: 1024,
-        microbatch: 1,
-        microbatches,
-        precision: Precision::Bf16,
-        optimizer: Optimizer::Adamw,
-        attention: Attention::Fused,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
-    }
+    Workload { mode, seq_len: 1024, microbatch: 1, microbatches, precision: Precision::Bf16, ..Workload::PLAIN }
 }
 
 /// The same with clipped gradients.

@@ -18,7 +18,7 @@ use spipe_base::{
     Bytes, BytesPerSecond, Diagnostic,
     readable::{grouped, percent},
 };
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_exec::{Backend, Calibration, Data, Executor, Report, Schedule, StepSettings, available};
 use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::{Attention, Model, Precision};
@@ -121,14 +121,9 @@ fn workload(model: &Model) -> Workload {
         microbatch: 1,
         microbatches: MICROBATCHES,
         precision: Precision::Fp32,
-        optimizer: Optimizer::Adamw,
         // Burn's attention under autodiff writes its scores to memory.
         attention: Attention::Materialised,
-        clip_norm: None,
-        formats: spipe_cost::Formats::default(),
-        data: spipe_cost::DataShape::PLAIN,
-        recompute_ops: spipe_model::Operations::NONE,
-        loss: None,
+        ..Workload::PLAIN
     }
 }
 

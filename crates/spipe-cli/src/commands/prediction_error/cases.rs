@@ -2,7 +2,7 @@
 
 use crate::Failure;
 use spipe_base::LayerRange;
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{Mode, Workload};
 use spipe_exec::{Backend, Executor};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
@@ -103,13 +103,8 @@ impl Case {
             microbatch: 1,
             microbatches: self.microbatches,
             precision: Precision::Fp32,
-            optimizer: Optimizer::Adamw,
             attention: Attention::Materialised,
-            clip_norm: None,
-            formats: spipe_cost::Formats::default(),
-            data: spipe_cost::DataShape::PLAIN,
-            recompute_ops: spipe_model::Operations::NONE,
-            loss: None,
+            ..Workload::PLAIN
         }
     }
 

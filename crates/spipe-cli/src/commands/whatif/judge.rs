@@ -9,9 +9,9 @@ use crate::{
 };
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::{Bytes, LaneRole, SimTime};
-use spipe_cost::{CostTable, Mode, Optimizer, Parallelism, Workload};
+use spipe_cost::{CostTable, Parallelism, Workload};
 use spipe_hardware::{Hardware, Runtime};
-use spipe_model::{Attention, Model, Precision, Recompute};
+use spipe_model::{Model, Precision, Recompute};
 use spipe_plan::{Context, System};
 use spipe_planner::Pins;
 use spipe_sim::{Options, simulate};
@@ -48,18 +48,12 @@ impl Training {
         let seq_len = input::seq_len(&model, train.seq_len)?;
         train.data.check(seq_len).map_err(|(fault, hint)| Failure::argument(fault, hint))?;
         let template = Workload {
-            mode: Mode::Train,
             seq_len,
-            microbatch: 1,
-            microbatches: 1,
             precision,
-            optimizer: Optimizer::Adamw,
-            attention: Attention::Fused,
-            clip_norm: None,
-            formats: spipe_cost::Formats::PLAIN,
             data: train.data,
             recompute_ops: train.recompute_ops,
             loss: train.loss,
+            ..Workload::PLAIN
         };
         let workloads = planning::workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
         let bounder = Bounder::new(model.clone(), workloads.clone());
