@@ -1,6 +1,8 @@
 //! The gathered stages of a device of a sharded placement: a least-recently-used window over the
 //! stages.
 
+use spipe_base::Bytes;
+
 /// The gathered stages of a device, least recently used first.
 #[derive(Clone, Debug)]
 pub struct Window {
@@ -78,45 +80,54 @@ struct Stay {
     last: usize,
 }
 
-/// The stages that may be gathered during a pass.
-#[derive(Clone, Debug)]
-pub(crate) struct Gathered {
-    pub pass: Pass,
-    /// The stages, and whether each may still be arriving: a stage is gathered as soon as the one
-    /// that it replaces has been used for the last time.
-    pub stages: Vec<(usize, bool)>,
-}
-
-/// The gathered stages during each pass of the first two rounds of an iteration; later rounds are
-/// alike.
-pub(crate) fn gathered(stages: usize, first: Option<usize>, resident: usize) -> Vec<Gathered> {
+/// The bytes of the stages that may be gathered during each pass of the first two rounds of an iteration; later rounds
+/// are alike. `bytes` are those of a gathered stage, and those that it takes besides while it may still be arriving: a
+/// stage is gathered as soon as the one that it replaces has been used for the last time.
+pub(crate) fn gathered(
+    (stages, first): (usize, Option<usize>),
+    resident: usize,
+    bytes: impl Fn(usize) -> (Bytes, Bytes),
+) -> Vec<(Pass, Bytes)> {
     const ROUNDS: usize = 3;
     let passes: Vec<Pass> = std::iter::repeat_n(round(stages, first), ROUNDS).flatten().collect();
     let mut window = Window::new(resident);
-    let mut places: Vec<Vec<Stay>> = Vec::new();
+    // The open stay of each gathered stage, and from when its place is free for it.
+    let mut open: Vec<Option<(usize, Stay)>> = vec![None; stages];
+    let mut changes = Changes(vec![(Bytes::ZERO, Bytes::ZERO); passes.len() + 1]);
     for (time, Pass { stage, .. }) in passes.iter().copied().enumerate() {
-        let holds = |stage: usize| move |place: &Vec<Stay>| place.last().is_some_and(|stay| stay.stage == stage);
-        match window.touch(stage) {
-            Use::Present => {
-                let stay = places.iter_mut().find(|place| holds(stage)(place)).and_then(|place| place.last_mut());
-                stay.into_iter().for_each(|stay| stay.last = time);
-            }
-            Use::Gathered { instead_of } => {
-                let stay = Stay { stage, first: time, last: time };
-                match instead_of.and_then(|old| places.iter_mut().find(|place| holds(old)(place))) {
-                    Some(place) => place.push(stay),
-                    None => places.push(vec![stay]),
-                }
-            }
+        if let Use::Gathered { instead_of } = window.touch(stage) {
+            let before = instead_of.and_then(|old| open[old].take());
+            let free = before.map_or(0, |(_, stay)| stay.last + 1);
+            before.into_iter().for_each(|closed| changes.add(closed, &bytes));
+            open[stage] = Some((free, Stay { stage, first: time, last: time }));
         }
+        open[stage].iter_mut().for_each(|(_, stay)| stay.last = time);
     }
-    let at = |(time, pass): (usize, &Pass)| {
-        let next = places.iter().filter_map(|place| place.get(place.partition_point(|stay| stay.last < time)));
-        Gathered { pass: *pass, stages: next.map(|stay| (stay.stage, stay.first > time)).collect() }
-    };
+    open.into_iter().flatten().for_each(|stay| changes.add(stay, &bytes));
     // The last round is left out, because the one after it is unknown.
     let known = passes.len() / ROUNDS * (ROUNDS - 1);
-    passes.iter().enumerate().take(known).map(at).collect()
+    passes.into_iter().zip(changes.sums()).take(known).collect()
+}
+
+/// The bytes that come and go with each pass.
+struct Changes(Vec<(Bytes, Bytes)>);
+
+impl Changes {
+    /// Adds a stay whose place is free from pass `free` on.
+    fn add(&mut self, (free, stay): (usize, Stay), bytes: impl Fn(usize) -> (Bytes, Bytes)) {
+        let (whole, arriving) = bytes(stay.stage);
+        self.0[free].0 += whole + arriving;
+        self.0[stay.first].1 += arriving;
+        self.0[stay.last + 1].1 += whole;
+    }
+
+    /// The bytes during each pass.
+    fn sums(&self) -> impl Iterator<Item = Bytes> {
+        self.0.iter().scan(Bytes::ZERO, |held, (come, go)| {
+            *held = *held + *come - *go;
+            Some(*held)
+        })
+    }
 }
 
 #[cfg(test)]
@@ -138,17 +149,13 @@ mod tests {
 
     #[test]
     fn a_stage_is_gathered_once_the_one_that_it_replaces_has_been_used() {
-        let gathered = gathered(3, Some(0), 2);
-        let of = |time: usize| {
-            let mut stages = gathered[time].stages.clone();
-            stages.sort_unstable();
-            stages
-        };
-        assert_eq!(of(0), [(0, false), (1, true)]);
-        assert_eq!(of(1), [(1, false), (2, true)]);
-        assert_eq!(of(3), [(1, false), (2, false)]);
-        assert_eq!(of(4), [(0, true), (1, false)]);
+        // A digit for each stage: 1 while it is gathered, 2 while it may still be arriving.
+        let bytes = |stage: usize| (Bytes::new(10u64.pow(stage as u32)), Bytes::new(10u64.pow(stage as u32)));
+        let held: Vec<u64> = gathered((3, Some(0)), 2, bytes).into_iter().map(|(_, bytes)| bytes.get()).collect();
+        assert_eq!(held[..2], [21, 210]);
+        assert_eq!(held[3..5], [110, 12]);
         // The forward of the next round.
-        assert_eq!(of(6), [(0, false), (1, false)]);
+        assert_eq!(held[6], 11);
+        assert_eq!(held.len(), 12);
     }
 }

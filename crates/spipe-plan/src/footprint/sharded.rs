@@ -4,7 +4,7 @@
 use super::stage::{Boundary, Footprint, StageFootprint, add, recomputed_bytes, stage_footprint};
 use crate::{
     Context, InFlight, Placement, Stage, Weights,
-    window::{Gathered, Pass, gathered},
+    window::{Pass, gathered},
 };
 use spipe_base::{Bytes, DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
@@ -101,11 +101,9 @@ pub fn held_while_computing(uses: &[ShardedFootprint], resident: usize) -> Vec<B
     // A round begins while the last gradients of the round before are reduced.
     let of_before = first.map_or(Bytes::ZERO, |first| leaves(first) + leaves(first + 1));
     let mut most = vec![Bytes::ZERO; count];
-    for Gathered { pass: Pass { stage: at, backward }, stages } in gathered(count, first, resident) {
-        let whole = |(stage, comes): &(usize, bool)| {
-            uses[*stage].gathered + if *comes { uses[*stage].arriving } else { Bytes::ZERO }
-        };
-        let (here, whole) = (&uses[at], stages.iter().map(whole).sum::<Bytes>());
+    let bytes = |stage: usize| (uses[stage].gathered, uses[stage].arriving);
+    for (Pass { stage: at, backward }, whole) in gathered((count, first), resident, bytes) {
+        let here = &uses[at];
         let output = if at + 1 < count { here.output } else { Bytes::ZERO };
         let computes = whole + here.workspace + output;
         let held = if backward {
@@ -135,6 +133,8 @@ pub const fn shard(bytes: Bytes, shards: usize) -> Bytes {
 pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
     let participants = placement.participants(context.hardware);
+    // Most devices are alike, and so is what they hold while they compute.
+    let mut alike: Option<(Vec<ShardedFootprint>, Bytes)> = None;
     for device in &participants {
         let memory = context.hardware.devices()[*device].memory;
         let at = (*device, participants.len());
@@ -153,8 +153,10 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
                 add(&mut memories, host, (id, state));
             }
         }
-        let transient = transient(&uses, placement.resident_stages());
+        let known = alike.take().filter(|(of, _)| *of == uses).map(|(_, transient)| transient);
+        let transient = known.unwrap_or_else(|| transient(&uses, placement.resident_stages()));
         add(&mut memories, memory, (StageId::new(0), StageFootprint { transient, ..StageFootprint::default() }));
+        alike = Some((uses, transient));
     }
     memories
 }
