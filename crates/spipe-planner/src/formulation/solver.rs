@@ -26,9 +26,12 @@ impl Default for Settings {
 }
 
 impl Settings {
-    /// The HiGHS options that correspond to these settings.
-    fn options(&self) -> [(&'static str, HighsOptionValue); 7] {
+    /// The HiGHS options that correspond to these settings, for a program with or without integer variables.
+    fn options(&self, integers: bool) -> [(&'static str, HighsOptionValue); 8] {
+        // Presolving a linear program of this size takes longer than solving it.
+        let presolve = if integers { "choose" } else { "off" };
         [
+            ("presolve", presolve.into()),
             ("parallel", "off".into()),
             ("threads", 1.into()),
             ("random_seed", 1.into()),
@@ -67,12 +70,13 @@ pub(crate) fn minimise(
     settings: &Settings,
 ) -> Minimum {
     let variables: Vec<Variable> = vars.iter_variables_with_def().map(|(variable, _)| variable).collect();
+    let integers = vars.iter_variables_with_def().any(|(_, definition)| definition.is_integer());
     let mut problem = vars.minimise(objective).using(highs);
     for row in rows {
         problem.add_constraint(row);
     }
     let Ok(mut model) = problem.try_into_inner() else { return Minimum::OPEN };
-    if !settings.options().into_iter().all(|(name, value)| set(&mut model, name, value)) {
+    if !settings.options(integers).into_iter().all(|(name, value)| set(&mut model, name, value)) {
         return Minimum::OPEN;
     }
     let Ok(solved) = model.try_solve() else { return Minimum::OPEN };
