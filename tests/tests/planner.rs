@@ -56,7 +56,7 @@ fn exact() -> Options {
 }
 
 fn plan_of(problem: &Problem<'_>) -> Result<Solution, PlanError> {
-    plan_all(problem, planner("ilp").unwrap().as_ref())
+    plan_all(problem, planner("ilp").unwrap())
 }
 
 /// The plan over `systems`, as the command makes it.

@@ -85,7 +85,7 @@ pub use problem::{
 };
 pub use remedies::{Fits, Refused, Remedy, remedies};
 pub use search::{
-    NAMES,
+    PLANNERS,
     fits::{Fit, fits},
     given_stages::plan_stages,
     least::least_iteration,

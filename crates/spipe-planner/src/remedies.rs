@@ -46,7 +46,7 @@ pub enum Remedy {
 }
 
 /// Memories grow by at most 2 to this power in bytes: 1 PiB.
-const LARGEST: u32 = 50;
+const LARGEST: u64 = 50;
 
 /// The systems to try first: those that are fast where they fit, then those that need the least
 /// memory.
@@ -113,20 +113,12 @@ fn least_more(refused: &Refused<'_>, memories: &[MemoryId], fits: &Fits<'_>) -> 
         let larger = refused.hardware.with_larger(memories, more).ok()?;
         refused.any(|workload| fits(&larger, workload, refused.systems))
     };
-    // First the least power of two that is enough, then bisection down to the one before.
-    let (mut too_little, mut powers) = (0, LARGEST);
-    if !enough(Bytes::new(1 << powers))? {
+    if !enough(Bytes::new(1 << LARGEST))? {
         return None;
     }
-    while powers - too_little > 1 {
-        let middle = too_little.midpoint(powers);
-        if enough(Bytes::new(1 << middle))? {
-            powers = middle;
-        } else {
-            too_little = middle;
-        }
-    }
-    let (mut low, mut high) = (Bytes::ZERO, Bytes::new(1 << powers));
+    // First the least power of two that is enough, then bisection down to the one before.
+    let too_little = last_below(LARGEST, &|power| Some(!enough(Bytes::new(1 << power))?))?;
+    let (mut low, mut high) = (Bytes::ZERO, Bytes::new(2 << too_little));
     if too_little > 0 {
         low = Bytes::new(1 << too_little);
     }
@@ -160,16 +152,8 @@ fn smaller_microbatch(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
 
 /// Returns the longest shorter sequence that fits.
 fn shorter(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
-    let (mut low, mut high) = (0, refused.workloads.first()?.seq_len);
-    while high - low > 1 {
-        let middle = low.midpoint(high);
-        if refused.fits_with(|workload| Workload { seq_len: middle, ..workload }, fits)? {
-            low = middle;
-        } else {
-            high = middle;
-        }
-    }
-    (low > 0).then_some(low)
+    let with = |seq_len| refused.fits_with(|workload| Workload { seq_len, ..workload }, fits);
+    last_below(refused.workloads.first()?.seq_len, &with).filter(|longest| *longest > 0)
 }
 
 /// Returns the most sequences that fit in inference, in microbatches of the smallest size.
@@ -178,16 +162,20 @@ fn fewer(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
     if smallest.mode == Mode::Train {
         return None;
     }
-    let (mut low, mut high) = (0, smallest.microbatches);
+    let with = |microbatches| fits(refused.hardware, &Workload { microbatches, ..*smallest }, refused.systems);
+    let most = last_below(smallest.microbatches, &with).filter(|most| *most > 0)?;
+    Some(most * smallest.microbatch)
+}
+
+/// Returns the last number below `limit` for which `holds`, by bisection, or 0 if there is none.
+/// `holds` must stay false once it is false. `None` where there was no time to find out.
+fn last_below(limit: u64, holds: &dyn Fn(u64) -> Option<bool>) -> Option<u64> {
+    let (mut low, mut high) = (0, limit);
     while high - low > 1 {
         let middle = low.midpoint(high);
-        if fits(refused.hardware, &Workload { microbatches: middle, ..*smallest }, refused.systems)? {
-            low = middle;
-        } else {
-            high = middle;
-        }
+        *(if holds(middle)? { &mut low } else { &mut high }) = middle;
     }
-    (low > 0).then_some(low * smallest.microbatch)
+    Some(low)
 }
 
 /// Returns the first system that was not allowed and fits.

@@ -11,7 +11,7 @@ use common::{
 use spipe_base::SimTime;
 use spipe_cost::Mode;
 use spipe_plan::{OutcomeStatus, Placement, System};
-use spipe_planner::{Evaluator, NAMES, Options, PlanError, Problem, Solution, planner};
+use spipe_planner::{Evaluator, Options, PLANNERS, PlanError, Problem, Solution, planner};
 use std::{sync::atomic::AtomicBool, time::Duration};
 
 /// Four equal layers of 16 million parameters each: 244 MiB of training state on a GPU, 16 MiB of
@@ -62,8 +62,8 @@ const OF_STAGES: [&str; 4] = ["ilp", "dp", "greedy", "exhaustive"];
 
 #[test]
 fn names_find_planners() {
-    for name in NAMES {
-        assert_eq!(planner(name).unwrap().name(), name);
+    for known in &PLANNERS {
+        assert_eq!(planner(known.name).unwrap().claim, known.claim);
     }
     assert!(planner("oracle").is_none());
 }
@@ -112,7 +112,7 @@ fn without_time_the_ilp_returns_a_heuristic_plan_and_says_so() {
 
 #[test]
 fn the_stop_signal_ends_every_planner() {
-    for name in NAMES {
+    for name in PLANNERS.each_ref().map(|planner| planner.name) {
         let stopped = plan_with(&four_layers(700, 4000), name, Options::default(), true);
         assert_eq!(stopped, Err(PlanError::StoppedWithoutPlan { examined: 0 }), "`{name}`");
     }
@@ -132,7 +132,7 @@ fn no_systems_and_no_running_plans_are_errors() {
     let instance = four_layers(700, 4000);
     let context = instance.context();
     let (score, stop) = (|_: &Placement| Some(SimTime::ms(1)), AtomicBool::new(false));
-    for name in NAMES {
+    for name in PLANNERS.each_ref().map(|planner| planner.name) {
         let problem = Problem { context, systems: vec![], options: Options::default(), evaluator: &score, stop: &stop };
         assert_eq!(planner(name).unwrap().plan(&problem), Err(PlanError::NoSystem), "`{name}`");
         if name == "mobius-mip" {

@@ -121,7 +121,7 @@ fn enough_in_total(request: &Request<'_>) -> Result<(), PlanError> {
 /// A running search.
 struct Search<'a> {
     request: &'a Request<'a>,
-    planner: Box<dyn Planner>,
+    planner: &'static Planner,
     start: Instant,
     sizes: Sizes,
 }
@@ -143,7 +143,7 @@ impl Search<'_> {
         if let Some(effort) = self.request.effort {
             return self.with_effort(effort);
         }
-        if self.planner.claim() == Claim::OptimalWithinGap {
+        if self.planner.claim == Claim::OptimalWithinGap {
             self.with_effort(Effort::Low)?;
         }
         for (index, workload) in workloads.iter().enumerate() {
@@ -242,7 +242,7 @@ impl Search<'_> {
 
     fn size_with(&mut self, workload: Workload, options: Options) -> Result<(), Failure> {
         let partial = options.effort.is_some() && self.request.effort.is_none();
-        let found = one_size(self.request, self.planner.as_ref(), &workload, options);
+        let found = one_size(self.request, self.planner, &workload, options);
         self.sizes.take((workload, partial), found)?;
         if let Some(watch) = self.request.watch.filter(|_| self.sizes.are(self.request.workloads.len())) {
             watch.bound(self.sizes.bound());
@@ -292,7 +292,7 @@ impl Search<'_> {
             return Ok(Found::new(request, workload, (solution, ended, None))?);
         }
         // A heuristic's plan is given as it is.
-        let chooses = self.planner.claim() == Claim::OptimalWithinGap;
+        let chooses = self.planner.claim == Claim::OptimalWithinGap;
         let Some(watch) = request.watch.filter(|_| chooses) else {
             let found = (solution.simulated, solution.placement);
             (solution.simulated, solution.placement) = by_layer::least_memory(request, &workload, found);
@@ -341,16 +341,16 @@ fn no_pinned() -> PlanError {
     }
 }
 
-fn planner(name: &str) -> Result<Box<dyn Planner>, Failure> {
+fn planner(name: &str) -> Result<&'static Planner, Failure> {
     spipe_planner::planner(name).ok_or_else(|| {
-        let names = spipe_planner::NAMES.join(", ");
+        let names = spipe_planner::PLANNERS.each_ref().map(|planner| planner.name).join(", ");
         Failure::argument(format!("there is no planner `{name}`"), format!("use one of {names}"))
     })
 }
 
 fn one_size(
     request: &Request<'_>,
-    planner: &dyn Planner,
+    planner: &Planner,
     workload: &Workload,
     options: Options,
 ) -> Result<Solution, PlanError> {
@@ -379,7 +379,7 @@ fn one_size(
 }
 
 fn solved(
-    (request, planner): (&Request<'_>, &dyn Planner),
+    (request, planner): (&Request<'_>, &Planner),
     context: Context<'_>,
     (options, evaluator): (Options, &dyn spipe_planner::Evaluator),
 ) -> Result<Solution, PlanError> {
@@ -387,7 +387,7 @@ fn solved(
     let problem = Problem { context, systems, options, evaluator, stop: request.stop };
     if request.pins.given_stages().is_some() {
         spipe_planner::plan_stages(&problem)
-    } else if planner.claim() == Claim::OptimalWithinGap {
+    } else if planner.claim == Claim::OptimalWithinGap {
         spipe_planner::plan_all(&problem, planner)
     } else {
         planner.plan(&problem)

@@ -13,7 +13,7 @@ use crate::{
     costs::CostSums,
     feasibility::shortage,
     formulation::assignment::least_of_stages,
-    problem::{Claim, Deadline, PlanError, Planner, Problem, Solution, in_pool},
+    problem::{Deadline, PlanError, Problem, Solution, in_pool},
     score::judge::{Scored, faster, judge},
     space::{
         device_orders,
@@ -32,34 +32,22 @@ use std::{
 const CANDIDATES: usize = 32;
 
 /// The planner `dp`.
-pub(crate) struct Balanced;
-
-impl Planner for Balanced {
-    fn name(&self) -> &'static str {
-        "dp"
+pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
+    let deadline = Deadline::new(problem);
+    let costs = CostSums::new(problem.context, &problem.options);
+    if deadline.stopped() {
+        return Err(PlanError::StoppedWithoutPlan { examined: 0 });
     }
-
-    fn claim(&self) -> Claim {
-        Claim::Heuristic
+    shortage::obvious(&costs)?;
+    let cases = all_cases(problem, &costs, &deadline);
+    if cases.is_empty() {
+        return Err(PlanError::NoSystem);
     }
-
-    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
-        let deadline = Deadline::new(problem);
-        let costs = CostSums::new(problem.context, &problem.options);
-        if deadline.stopped() {
-            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
-        }
-        shortage::obvious(&costs)?;
-        let cases = all_cases(problem, &costs, &deadline);
-        if cases.is_empty() {
-            return Err(PlanError::NoSystem);
-        }
-        in_pool(problem, || solve(problem, &costs, &cases, &deadline))
-    }
+    in_pool(problem, || solve(problem, &costs, &cases, &deadline))
 }
 
 fn all_cases(problem: &Problem<'_>, costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<Subproblem> {
-    cases(problem, costs, &device_orders::sequences(costs, problem.options.sequence_limit, Some(deadline)).list)
+    cases(problem, costs, &device_orders::sequences(costs, device_orders::MOST, Some(deadline)).list)
 }
 
 /// Returns the fastest of the best-balanced placements whose busiest stage takes less than `most`
@@ -90,17 +78,12 @@ fn solve(
     deadline: &Deadline<'_>,
 ) -> Result<Solution, PlanError> {
     let candidates = candidates(costs, &Partitioner::new(costs, cases), (cases, f64::INFINITY), deadline);
-    if candidates.is_empty() {
-        let all = (0..cases.len()).all(|case| deadline.allows(case));
-        let error = || shortage::closest(costs, cases);
-        return Err(if all { error() } else { PlanError::StoppedWithoutPlan { examined: 0 } });
-    }
     let examined = candidates.len();
     let Some(best) = fastest((problem, costs), cases, &candidates, deadline) else {
-        return Err(if deadline.stopped() {
-            PlanError::StoppedWithoutPlan { examined }
-        } else {
-            PlanError::NothingRuns { examined }
+        return Err(match examined {
+            0 if (0..cases.len()).all(|case| deadline.allows(case)) => shortage::closest(costs, cases),
+            1.. if !deadline.stopped() => PlanError::NothingRuns { examined },
+            _ => PlanError::StoppedWithoutPlan { examined },
         });
     };
     let bound = to_time(costs, least_of_stages(costs, &problem.systems));
@@ -120,8 +103,8 @@ pub(crate) fn candidates(
     let most = if costs.training { most / costs.microbatches as f64 } else { f64::INFINITY };
     let best = Best { most, times: Mutex::default() };
     let divide = |(index, case): (usize, &Subproblem)| {
-        let tried = case.undecided().is_none() && deadline.allows(index);
-        let (busiest, partition) = if tried { balance(costs, partitioner, case, best.limit()) } else { None }?;
+        let tried = deadline.allows(index).then(|| balance(costs, partitioner, case, best.limit()));
+        let (busiest, partition) = tried.flatten()?;
         best.add(busiest);
         Some((busiest, index, partition))
     };

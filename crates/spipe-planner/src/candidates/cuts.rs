@@ -96,7 +96,12 @@ fn lightest(weights: &[f64], pieces: usize) -> Option<Vec<LayerRange>> {
         ends.push(from[piece][ends[ends.len() - 1]]);
     }
     ends.reverse();
-    ends.windows(2).map(|pair| LayerRange::new(pair[0].into(), (pair[1] - 1).into())).collect()
+    between(&ends)
+}
+
+/// Returns the pieces between neighbouring `ends`, of which 0 is the first.
+pub(crate) fn between(ends: &[usize]) -> Option<Vec<LayerRange>> {
+    ends.windows(2).map(|pair| LayerRange::new(pair[0].into(), pair[1].checked_sub(1)?.into())).collect()
 }
 
 /// Returns one piece per layer.

@@ -1,10 +1,9 @@
 //! First fit of stages to GPUs, for models with one layer far larger than the others, such as a
 //! large embedding.
 
-use crate::hosts::on_device;
 use crate::{
     candidates::residency::with_least_recompute,
-    hosts::{elsewhere, gpus},
+    hosts::{elsewhere, gpus, on_device},
 };
 use spipe_base::{DeviceId, MemoryId};
 use spipe_cost::Mode;

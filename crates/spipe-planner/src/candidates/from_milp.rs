@@ -5,15 +5,14 @@
 //! The program counts the memory of layers, and not the further memory of stages. A placement's
 //! shortage is left free in the next solve.
 
-use crate::candidates::residency;
-use crate::formulation::assignment::integral::counts;
-use crate::problem::bound::Bound;
-use crate::problem::budget;
-use crate::{candidates::streamed, hosts::shared_out};
 use crate::{
+    candidates::{residency, streamed},
     costs::CostSums,
-    formulation::assignment::{IntegralOutcome, LayerCounts, Share, SolveLimits, one_class_per_position},
-    problem::{Deadline, MOST_OFFLOAD_SLOTS},
+    formulation::assignment::{
+        IntegralOutcome, LayerCounts, Share, SolveLimits, integral::counts, one_class_per_position,
+    },
+    hosts::{gpus, shared_out},
+    problem::{Deadline, MOST_OFFLOAD_SLOTS, bound::Bound, budget},
     space::{
         enumerate::slots,
         rules::{Streaming, SystemRules, SystemSpec, Warmup},
@@ -108,7 +107,7 @@ fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -
         };
         SHORT.into_iter().map(short).collect()
     } else if SystemSpec::of(system).streaming == Some(Streaming::Mixed) {
-        let shapes = streamed::shapes(&costs.context).into_iter();
+        let shapes = streamed::shapes(&costs.context, &gpus(&costs.context)).into_iter();
         shapes
             .map(|(gpus, pieces)| -> Build<'b> { Box::new(move |counts| dealt(costs, (&gpus, &pieces), counts)) })
             .collect()
@@ -126,18 +125,17 @@ fn fitted(costs: &CostSums<'_>, first: &LayerCounts, solve: &Solve<'_>, build: &
         Some(shared_out(&costs.context, &near).unwrap_or(near))
     };
     let mut placement = build(first)?;
-    for _ in 1..TRIES {
+    for tried in 1..=TRIES {
         let lacking = lacking(&costs.context, &placement);
         if lacking.iter().all(|bytes| *bytes == 0) {
             return Some(placement);
         }
-        for (free, lacking) in free.iter_mut().zip(lacking) {
-            *free += lacking;
+        if tried < TRIES {
+            free.iter_mut().zip(lacking).for_each(|(free, lacking)| *free += lacking);
+            placement = build(&solve(&free)?)?;
         }
-        placement = build(&solve(&free)?)?;
     }
-    let fits = |placement: &Placement| lacking(&costs.context, placement).iter().all(|bytes| *bytes == 0);
-    Some(placement).filter(fits)
+    None
 }
 
 /// Returns the shortage of each device's memory, in bytes.
@@ -150,24 +148,20 @@ fn lacking(context: &Context<'_>, placement: &Placement) -> Vec<u64> {
     context.cost.devices().map(lacks).collect()
 }
 
-/// Returns the choice of each layer of a run, in order: kept before streamed, updated on the device
-/// before the host, and recomputed first, since the first layers wait longest for their backward.
+/// Returns the choice of each layer, in order. Within a run, layers are kept before streamed, updated
+/// on the device before the host, and recomputed first, since the first layers wait longest for their
+/// backward.
 ///
 /// The backward ends with the first layers, whose steps on a socket nothing hides.
-fn in_order(counts: &LayerCounts, run: usize) -> Vec<&Share> {
-    let mut shares: Vec<&Share> = counts.shares.iter().filter(|share| share.run == run).collect();
+fn of_layers(counts: &LayerCounts) -> Vec<&Share> {
+    let mut shares: Vec<&Share> = counts.shares.iter().collect();
     let leaving = |kept: Activations| match kept {
         Activations::Recomputed => 0,
         Activations::Offloaded => 1,
         Activations::Saved => 2,
     };
-    shares.sort_by_key(|share| (share.place, share.streams, share.steps_on_host, leaving(share.kept)));
+    shares.sort_by_key(|share| (share.run, share.place, share.streams, share.steps_on_host, leaving(share.kept)));
     shares.into_iter().flat_map(|share| std::iter::repeat_n(share, share.layers)).collect()
-}
-
-/// Returns the choice of each layer.
-fn of_layers<'c>(costs: &CostSums<'_>, counts: &'c LayerCounts) -> Vec<&'c Share> {
-    (0..costs.runs.len()).flat_map(|run| in_order(counts, run)).collect()
 }
 
 /// Returns the stages of `pieces` on `gpus`, round robin; a stage is kept if at least half of its
@@ -178,7 +172,7 @@ fn dealt(
     counts: &LayerCounts,
 ) -> Option<Placement> {
     let mut placement = streamed::superpipeline(&costs.context, (gpus, pieces), false)?;
-    let choices = of_layers(costs, counts);
+    let choices = of_layers(counts);
     let chosen = |stage: &Stage, choice: &dyn Fn(&Share) -> bool| {
         stage.layers.iter().filter_map(|layer| choices.get(layer.index())).filter(|share| choice(share)).count()
     };
@@ -197,7 +191,7 @@ fn dealt(
 
 /// Returns stages of at most `most` layers with equal choices, along the chain of devices.
 fn chained(costs: &CostSums<'_>, (system, most): (System, usize), counts: &LayerCounts) -> Option<Placement> {
-    let choices = of_layers(costs, counts);
+    let choices = of_layers(counts);
     let mut unused: Vec<std::slice::Iter<'_, usize>> = counts.classes.iter().map(|class| class.iter()).collect();
     let mut stages: Vec<Stage> = Vec::new();
     let mut last: Option<&Share> = None;
@@ -219,10 +213,10 @@ fn chained(costs: &CostSums<'_>, (system, most): (System, usize), counts: &Layer
         };
         let again = share.kept == Activations::Recomputed && costs.training;
         let chosen = if again { chosen.with_everything_recomputed() } else { chosen };
-        match grows.is_some().then(|| stages.last_mut()).flatten() {
-            Some(stage) => *stage = chosen,
-            None => stages.push(chosen),
+        if grows.is_some() {
+            stages.pop();
         }
+        stages.push(chosen);
         last = Some(share);
     }
     Some(Placement::new(system, stages))

@@ -8,7 +8,7 @@ use crate::{
     costs::{CostSums, StageSlot},
     feasibility::shortage,
     formulation::assignment::least_of_stages,
-    problem::{Claim, Deadline, PlanError, Planner, Problem, Solution},
+    problem::{Deadline, PlanError, Problem, Solution},
     score::judge::{faster, judge},
     space::{
         rules::SystemSpec,
@@ -18,34 +18,22 @@ use crate::{
 use spipe_plan::{OutcomeStatus, Placement, System, check};
 
 /// The planner `greedy`.
-pub(crate) struct Greedy;
-
-impl Planner for Greedy {
-    fn name(&self) -> &'static str {
-        "greedy"
+pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
+    let deadline = Deadline::new(problem);
+    let costs = CostSums::new(problem.context, &problem.options);
+    if deadline.stopped() {
+        return Err(PlanError::StoppedWithoutPlan { examined: 0 });
     }
-
-    fn claim(&self) -> Claim {
-        Claim::Heuristic
-    }
-
-    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
-        let deadline = Deadline::new(problem);
-        let costs = CostSums::new(problem.context, &problem.options);
-        if deadline.stopped() {
-            return Err(PlanError::StoppedWithoutPlan { examined: 0 });
-        }
-        shortage::obvious(&costs)?;
-        let placements = placements(&costs, &problem.systems);
-        let examined = placements.len();
-        let best = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);
-        let Some(best) = best else {
-            return Err(shortage::greedy(&costs, &problem.systems, examined));
-        };
-        let bound = to_time(&costs, least_of_stages(&costs, &problem.systems));
-        let status = if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
-        Ok(Solution { examined, cases: examined, ..Solution::new(best, bound, status) })
-    }
+    shortage::obvious(&costs)?;
+    let placements = placements(&costs, &problem.systems);
+    let examined = placements.len();
+    let best = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);
+    let Some(best) = best else {
+        return Err(shortage::greedy(&costs, &problem.systems, examined));
+    };
+    let bound = to_time(&costs, least_of_stages(&costs, &problem.systems));
+    let status = if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
+    Ok(Solution { examined, cases: examined, ..Solution::new(best, bound, status) })
 }
 
 /// Returns the greedy partition under each schedule that has one: on the fewest devices that
@@ -60,7 +48,7 @@ pub(crate) fn placements(costs: &CostSums<'_>, systems: &[System]) -> Vec<Placem
             let case = Subproblem::new(costs, &order[..count], schedule);
             let has_cpu = order[..count].iter().any(|device| costs.devices[*device].is_cpu);
             let suits = has_cpu || !SystemSpec::of(schedule.system).needs_cpu;
-            let joined = (0..count - 1).all(|stage| case.p2p_both_ways(costs, stage).is_some());
+            let joined = order[..count].windows(2).all(|pair| costs.p2p(pair[0], pair[1]).is_some());
             let partition = if suits && joined { fill(costs, &case, recompute) } else { None }?;
             let placement = case.placement(costs, &partition);
             check(&costs.context, &placement).is_ok().then_some(placement)
@@ -86,7 +74,7 @@ fn device_order(costs: &CostSums<'_>) -> Vec<usize> {
 /// Gives each stage as many layers as fit, leaving at least one for each later stage.
 fn fill(costs: &CostSums<'_>, case: &Subproblem, recompute: bool) -> Option<Partition> {
     let stages = case.stages();
-    let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };
+    let mut partition = Partition::default();
     let mut from = 0;
     for stage in 0..stages {
         let farthest = costs.layers.checked_sub(stages - 1 - stage)?;
@@ -103,8 +91,7 @@ fn fill(costs: &CostSums<'_>, case: &Subproblem, recompute: bool) -> Option<Part
         };
         let nearest = if stage + 1 == stages { costs.layers } else { from + 1 };
         let to = (nearest.max(from + 1)..=farthest).take_while(fits).last()?;
-        partition.ends.push(to);
-        partition.recomputed.push(recomputed(to));
+        partition.push(to, recomputed(to));
         from = to;
     }
     Some(partition)

@@ -7,9 +7,10 @@
 
 use crate::{
     candidates::residency::{may_stay, streams, with_least_recompute},
+    costs::bytes_of,
     hosts::fits,
 };
-use spipe_base::{DeviceId, LayerRange};
+use spipe_base::LayerRange;
 use spipe_cost::LayerMemory;
 use spipe_plan::{Context, Placement, Stage};
 
@@ -21,8 +22,9 @@ const KEPT: [usize; 4] = [1, 2, 3, 4];
 /// perhaps fewer kept ones, and the least recompute that fits; empty if nothing changes or fits.
 pub(crate) fn merged(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let [device] = placement.devices()[..] else { return Vec::new() };
-    let bytes = |stage: &Stage| bytes(context, stage, device);
-    let most = placement.stages.iter().filter(|stage| streams(stage)).map(bytes).max().unwrap_or(0);
+    let moved = |memory: &LayerMemory| memory.parameters + memory.gradients;
+    let bytes = |stage: &Stage| bytes_of(context, (stage.layers, device), moved);
+    let most = placement.stages.iter().filter(|stage| streams(stage)).map(bytes).max().unwrap_or_default();
     let with = |kept: usize| {
         let mut stages: Vec<Stage> = Vec::new();
         for (index, stage) in placement.stages.iter().enumerate() {
@@ -52,10 +54,4 @@ fn joined(context: &Context<'_>, first: &Stage, second: &Stage) -> Option<Stage>
     let alike = streams(first) == streams(second) && may(first) && may(second);
     let layers = LayerRange::new(first.layers.first(), second.layers.last()).filter(|_| alike)?;
     Some(Stage { layers, ..*first }.with_everything_recomputed())
-}
-
-/// Returns the bytes of a stage's parameters and gradients.
-fn bytes(context: &Context<'_>, stage: &Stage, device: DeviceId) -> u64 {
-    let of = |memory: &LayerMemory| (memory.parameters + memory.gradients).get();
-    stage.layers.iter().map(|layer| of(context.cost.memory(layer, device))).sum()
 }

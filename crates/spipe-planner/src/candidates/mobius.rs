@@ -23,14 +23,18 @@
 use crate::problem::budget;
 use crate::problem::tolerances::{LEAST_PER_GIB, LEAST_UNIT};
 use crate::{
-    candidates::streamed::{cross_mapped, equally_slow, in_turn},
+    candidates::{
+        cuts,
+        streamed::{cross_mapping, in_turn},
+    },
     costs::{CostSums, DeviceSums},
     formulation::solver::{Settings, minimise},
+    hosts::gpus,
     problem::Deadline,
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
 use rayon::prelude::*;
-use spipe_base::{Bytes, DeviceId, LayerRange};
+use spipe_base::{Bytes, DeviceId};
 use spipe_plan::Placement;
 
 /// Limit on stages per GPU, as in the generated placements.
@@ -49,31 +53,22 @@ const GAP: f64 = 0.01;
 /// Returns a placement per number of stages on a GPU: by its program, or with stages balanced in
 /// time if the program is large or ends without a solution.
 pub(crate) fn candidates(costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Vec<Placement> {
-    let gpus = cross_mapped(&costs.context);
+    let gpus = cross_mapping(&costs.context, &gpus(&costs.context));
     let turns: Vec<usize> = (1..=MOST_TURNS).filter(|turns| turns * gpus.len() <= costs.layers).collect();
     let time_limit = budget::share(deadline.limit(), budget::MOBIUS_PROGRAM);
     let settings = Settings { gap: GAP, time_limit, nodes: NODES };
     let cut = |turns: &usize| {
         let small = turns * gpus.len() <= MOST_STAGES;
         let until = deadline.at_most(time_limit);
-        let ends = if small && !until.over() { cuts(costs, &gpus, *turns, &settings) } else { None };
+        let ends = if small && !until.over() { solved(costs, &gpus, *turns, &settings) } else { None };
         // A solution found by the time limit depends on the machine, so the result counts as
         // truncated.
         until.poll();
-        ends.and_then(|ends| placement(costs, &gpus, &ends))
-            .or_else(|| in_turn(&costs.context, &gpus, &equally_slow(&costs.context, turns * gpus.len())?))
+        let pieces = ends.and_then(|ends| cuts::between(&ends));
+        let pieces = pieces.or_else(|| cuts::balanced(&costs.context, *gpus.first()?, turns * gpus.len()))?;
+        in_turn(&costs.context, &gpus, &pieces)
     };
     turns.par_iter().filter_map(cut).collect()
-}
-
-fn placement(costs: &CostSums<'_>, gpus: &[DeviceId], ends: &[usize]) -> Option<Placement> {
-    let mut first = 0;
-    let mut pieces = Vec::new();
-    for end in ends {
-        pieces.push(LayerRange::new(first.into(), end.checked_sub(1)?.into())?);
-        first = *end;
-    }
-    in_turn(&costs.context, gpus, &pieces)
 }
 
 /// Variables; j is a stage, k a run of equal layers.
@@ -103,8 +98,8 @@ struct PartitionMilp<'f, 'a> {
     transfer: f64,
 }
 
-/// Returns the ends of the stages, if the program has a solution.
-fn cuts(costs: &CostSums<'_>, gpus: &[DeviceId], turns: usize, settings: &Settings) -> Option<Vec<usize>> {
+/// Returns the first layer of each stage and the end of the last one, if the program has a solution.
+fn solved(costs: &CostSums<'_>, gpus: &[DeviceId], turns: usize, settings: &Settings) -> Option<Vec<usize>> {
     let program = PartitionMilp::new(costs, gpus, turns)?;
     let mut vars = variables!();
     let unknowns = program.unknowns(&mut vars);
@@ -117,7 +112,7 @@ fn cuts(costs: &CostSums<'_>, gpus: &[DeviceId], turns: usize, settings: &Settin
     let values = minimise(vars, (rows, unknowns.end.into()), settings).values?;
     let value = |variable: &Variable| values.get(variable).map_or(0, |value| value.round().max(0.0) as usize);
     let ends = unknowns.done.iter().map(|done| done.iter().map(value).sum());
-    Some(ends.chain([costs.layers]).collect())
+    Some([0].into_iter().chain(ends).chain([costs.layers]).collect())
 }
 
 impl<'f, 'a> PartitionMilp<'f, 'a> {
@@ -230,9 +225,9 @@ impl<'f, 'a> PartitionMilp<'f, 'a> {
         })
     }
 
-    /// Returns the stage that runs on the same GPU before `stage`, in the direction of the pass.
-    fn before(&self, stage: usize, backward: bool) -> Option<usize> {
-        if backward { Some(stage + self.gpus).filter(|next| *next < self.stages) } else { stage.checked_sub(self.gpus) }
+    /// Returns the stage that is `distance` stages before `stage`, in the direction of the pass.
+    fn before(&self, stage: usize, distance: usize, backward: bool) -> Option<usize> {
+        if backward { Some(stage + distance).filter(|next| *next < self.stages) } else { stage.checked_sub(distance) }
     }
 
     fn memory(&self, unknowns: &PartitionUnknowns, backward: bool) -> Vec<Constraint> {
@@ -242,7 +237,7 @@ impl<'f, 'a> PartitionMilp<'f, 'a> {
             let ahead = unknowns.ahead[usize::from(backward)][stage];
             rows.push(constraint!(size(stage) + self.buffers(unknowns, stage, backward) <= self.memory));
             rows.push(constraint!(ahead <= size(stage)));
-            match self.before(stage, backward) {
+            match self.before(stage, self.gpus, backward) {
                 Some(before) => {
                     rows.push(constraint!(size(stage) + size(before) <= self.memory));
                     rows.push(constraint!(ahead + size(before) <= self.memory));
@@ -271,16 +266,14 @@ impl<'f, 'a> PartitionMilp<'f, 'a> {
         for stage in 0..self.stages {
             let again = (self.costs.microbatches - 1) as f64;
             rows.push(constraint!(lasts[stage] >= starts[stage] + time(stage) * again));
-            let neighbour =
-                if backward { Some(stage + 1).filter(|next| *next < self.stages) } else { stage.checked_sub(1) };
-            if let Some(from) = neighbour {
+            if let Some(from) = self.before(stage, 1, backward) {
                 rows.push(constraint!(starts[stage] >= starts[from] + time(from) + self.transfer));
                 rows.push(constraint!(lasts[stage] >= lasts[from] + time(from) + self.transfer));
             } else if backward {
                 let (end, last) = (unknowns.lasts[0][stage], self.time(unknowns, stage, false));
                 rows.push(constraint!(starts[stage] >= end + last));
             }
-            if let Some(before) = self.before(stage, backward) {
+            if let Some(before) = self.before(stage, self.gpus, backward) {
                 let rest = (self.size(unknowns, stage, backward) - ahead[stage]) * (1.0 / self.rate);
                 rows.push(constraint!(starts[stage] >= lasts[before] + time(before) + rest));
                 let window = lasts[before] + time(before) - starts[before];

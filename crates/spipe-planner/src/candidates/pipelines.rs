@@ -7,7 +7,10 @@ use crate::{
         streamed::gpu_orders,
     },
     hosts::{gpus, socket},
-    space::rules::{DeviceSet, OffloadedChunks, Permission, SystemSpec},
+    space::{
+        distinct,
+        rules::{DeviceSet, OffloadedChunks, Permission, SystemSpec},
+    },
 };
 use spipe_base::{DeviceId, LayerRange};
 use spipe_plan::{Context, Dealing, Knob, Knobs, Placement, Stage, System, check};
@@ -92,13 +95,12 @@ fn fitting(
     let mut list: Vec<Placement> = Vec::new();
     for weight in [Weight::Time, Weight::Both, Weight::Bytes] {
         let pieces = cuts::balanced_in(context, (first, weight), count).unwrap_or_default();
-        let more = variants(context, system, &pieces, device);
-        list.extend(more.into_iter().filter(|placement| !list.contains(placement)).collect::<Vec<_>>());
+        list.extend(variants(context, system, &pieces, device));
         if list.iter().any(|placement| check(context, placement).is_ok()) {
             break;
         }
     }
-    list
+    distinct(list)
 }
 
 /// Returns the placements of `pieces` with everything saved and with everything recomputed, as the

@@ -62,8 +62,3 @@ pub(crate) fn free_bytes(context: &Context<'_>, needs: &Footprint, device: Devic
     let memory = context.hardware.devices()[device].memory;
     context.hardware.memories()[memory].usable().get().checked_sub(needed(needs, memory).get())
 }
-
-/// Returns the bytes of a stage's optimizer state.
-pub(crate) fn optimizer_state(context: &Context<'_>, stage: &Stage) -> u64 {
-    stage.layers.iter().map(|layer| context.cost.memory(layer, stage.device).optimizer.get()).sum()
-}

@@ -7,6 +7,7 @@
 
 use crate::bisect::first_of;
 use crate::hosts::{self, socket};
+use crate::{costs::bytes_of, space::distinct};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Context, Placement, Stage, Weights, streamed_device_bytes};
@@ -28,7 +29,7 @@ pub(crate) fn as_many_as_fit(context: &Context<'_>, placement: &Placement) -> Ve
     };
     let bases = with_ends_or_not(context, placement);
     let all = bases.iter().flat_map(|base| [false, true].map(|smallest| full((base, smallest))));
-    distinct(context, all.filter(|full| full != placement).collect())
+    fitting(context, all.filter(|full| full != placement))
 }
 
 /// Returns `placement`, and also with the stages that share parameters kept, if that fits.
@@ -61,18 +62,12 @@ pub(crate) fn mixed(context: &Context<'_>, placement: &Placement) -> Vec<Placeme
             list.extend(Some(mixed).filter(|mixed| mixed.stages.iter().any(|stage| !streams(stage))));
         }
     }
-    distinct(context, list)
+    fitting(context, list)
 }
 
 /// Returns the placements that fit, without duplicates.
-fn distinct(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
-    let mut distinct: Vec<Placement> = Vec::new();
-    for placement in list {
-        if !distinct.contains(&placement) && hosts::fits(context, &placement) {
-            distinct.push(placement);
-        }
-    }
-    distinct
+fn fitting(context: &Context<'_>, list: impl IntoIterator<Item = Placement>) -> Vec<Placement> {
+    distinct(list).into_iter().filter(|placement| hosts::fits(context, placement)).collect()
 }
 
 /// Returns the largest prefix of a device's streamed stages that it can keep, in model order or by
@@ -80,11 +75,7 @@ fn distinct(context: &Context<'_>, list: Vec<Placement>) -> Vec<Placement> {
 fn most(context: &Context<'_>, (placement, device): (&Placement, DeviceId), smallest: bool) -> Vec<StageId> {
     let mut stages = streamed(context, placement, device);
     if smallest {
-        let state = |id: &StageId| {
-            let layers = placement.stages[*id].layers.iter();
-            layers.map(|layer| LayerMemory::state(context.cost.memory(layer, device)).get()).sum::<u64>()
-        };
-        stages.sort_by_key(state);
+        stages.sort_by_key(|id| bytes_of(context, (placement.stages[*id].layers, device), LayerMemory::state));
     }
     let with = |count: usize| {
         let mut kept = placement.clone();

@@ -6,26 +6,24 @@
 //! determines these numbers ([`ShardedProgram`]): for stages of a given length it yields placements, and
 //! for any division a bound ([`least`](crate::formulation::sharded::least)).
 
-use crate::bisect::first_of;
-use crate::formulation::sharded::{Room, ShardedProgram, Solved};
-use crate::score::sharded::{busiest, estimate};
-use crate::space::rules::{Permission, SystemRules};
-use crate::space::sharded::Home;
-use crate::space::sharded::Length;
-use crate::space::sharded::ShardedMode;
-use crate::space::sharded::lengths;
-use crate::space::sharded::shares;
-use crate::space::sharded::units;
-use crate::{candidates::cuts, hosts::gpus};
 use crate::{
+    bisect::first_of,
+    candidates::cuts,
     costs::{CostSums, runs},
+    formulation::sharded::{Room, ShardedProgram, Solved},
+    hosts::gpus,
     problem::{Deadline, pins::Pins},
-    space::enumerate::orders,
+    score::sharded::{busiest, estimate},
+    space::{
+        enumerate::orders,
+        rules::{Permission, SystemRules},
+        sharded::{Home, Length, ShardedMode, lengths, shares, units},
+    },
 };
 use rayon::prelude::*;
 use spipe_base::{Bytes, LayerRange};
 use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
-use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 /// Numbers of resident stages that are tried, at most a factor of two apart.
 const RESIDENT: [usize; 9] = [2, 3, 4, 6, 8, 16, 32, 64, 128];
@@ -59,16 +57,14 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
     let of_length = |length: Length| runs.iter().flat_map(|run| units(*run, length)).collect();
     let mut partitions: Vec<Vec<LayerRange>> = lengths(&runs).map(of_length).collect();
     partitions.extend(PIECES.into_iter().filter_map(|pieces| cuts::balanced(context, first, pieces)));
-    let most = shares(context).last();
+    let (few, most) = (FEWEST_RESIDENT as usize, shares(context).next_back());
     for shards in shares(context) {
         let choices = ShardedMode::of((system, shards), context);
         for partition in &partitions {
-            let few = FEWEST_RESIDENT as usize;
             if Some(shards) == most {
-                let residents = [few, partition.len()];
-                let residents = &residents[..if partition.len() > few { 2 } else { 1 }];
-                let of = |resident: &usize| filled(context, (system, shards, *resident), (&choices, partition));
-                placements.extend(residents.iter().flat_map(of));
+                for resident in BTreeSet::from([few, few.max(partition.len())]) {
+                    placements.extend(filled(context, (system, shards, resident), (&choices, partition)));
+                }
             }
             let alike = |choice: &ShardedMode| partition.iter().map(|layers| choice.stage(context, *layers)).collect();
             let stages = choices.iter().filter_map(alike);
@@ -116,21 +112,19 @@ pub(crate) fn placements(
     let pinned = pins.knob(Knob::Resident).map(|resident| resident as usize);
     let residents = RESIDENT.into_iter().filter(|resident| pinned.is_none() && *resident <= costs.layers.max(2));
     let residents: Vec<usize> = residents.chain(pinned).collect();
-    let lengths: Vec<Length> = lengths(&costs.runs).collect();
-    let of_shards = |shards: usize| {
-        let each = lengths.iter().flat_map(|length| residents.iter().map(move |resident| (*length, *resident)));
-        each.map(move |(length, resident)| (shards, length, resident)).collect::<Vec<_>>()
-    };
+    let mut all: Vec<(usize, Length, usize)> = Vec::new();
     // Most devices come first: where time ends early, the others are the less likely ones.
-    let mut all: Vec<(usize, Length, usize)> = shares(&costs.context).flat_map(of_shards).collect();
-    all.sort_by_key(|(shards, _, _)| Reverse(*shards));
+    for shards in shares(&costs.context).rev() {
+        for length in lengths(&costs.runs) {
+            all.extend(residents.iter().map(|resident| (shards, length, *resident)));
+        }
+    }
     // Programs know no order of the copies, so that streamed stages look faster than they are.
     let streams = SystemRules::of(system).streams != Permission::Forbidden;
-    let (kept, largest) = (pins.with_all_kept(costs.layers), shares(&costs.context).last());
+    let (kept, largest) = (pins.with_all_kept(costs.layers), shares(&costs.context).next_back());
     let of_division = |(shards, length, resident): (usize, Length, usize)| {
         let pins = [Some(pins), Some(&kept).filter(|kept| streams && Some(shards) == largest && *kept != pins)];
-        let of =
-            |pins: &Pins| of_division((costs, pins), (system, shards, most), (length, resident), &|| deadline.over());
+        let of = |pins: &Pins| of_division((costs, pins), (system, shards, most), (length, resident), deadline);
         pins.into_iter().flatten().flat_map(of).collect::<Vec<_>>()
     };
     let found: Vec<Vec<(f64, Placement)>> = all.into_par_iter().map(of_division).collect();
@@ -141,37 +135,35 @@ pub(crate) fn placements(
 }
 
 /// Returns the placements of stages of `length`, `resident` at a time, shared by `shards` GPUs,
-/// with the bound of their program; none once `late`.
+/// with the bound of their program; none after the deadline.
 fn of_division(
     (costs, pins): (&CostSums<'_>, &Pins),
     (system, shards, most): (System, usize, f64),
     (length, resident): (Length, usize),
-    late: &dyn Fn() -> bool,
+    deadline: &Deadline<'_>,
 ) -> Vec<(f64, Placement)> {
     let mut list: Vec<(f64, Placement)> = Vec::new();
-    if late() {
+    if deadline.over() {
         return list;
     }
     let mut program = ShardedProgram::new(costs, pins, (system, shards), Room::Stages { length, resident });
     let mut orders: Vec<Order> = vec![in_turn, reversed, mixed];
     for _ in 0..MOST_TIGHTENED {
-        if late() {
+        if deadline.over() {
             break;
         }
         let Some(solved) = program.solved().filter(|solved| solved.least < most) else { break };
-        let mut least_missing: Option<Bytes> = None;
+        let mut lacking: Vec<Bytes> = Vec::new();
         orders.retain(|order| {
             let next = ordered(&costs.context, (system, shards, resident), (&solved, *order));
             let missing = next.as_ref().map_or(Bytes::ZERO, |next| missing(&costs.context, next));
             let new = next.filter(|next| list.iter().all(|(_, other)| other != next));
             list.extend(new.map(|next| (solved.least, next)));
-            if missing > Bytes::ZERO {
-                least_missing = Some(least_missing.map_or(missing, |least| least.min(missing)));
-            }
+            lacking.extend(Some(missing).filter(|missing| *missing > Bytes::ZERO));
             missing > Bytes::ZERO
         });
-        let Some(missing) = least_missing else { break };
-        program.leave(missing);
+        let Some(least) = lacking.into_iter().min() else { break };
+        program.leave(least);
     }
     list
 }

@@ -1,16 +1,19 @@
 //! Placements that stream parameters: SPipe, Mobius, Superpipeline and naive swap. Where memory
 //! allows, some stages keep their parameters.
 
-use crate::candidates::residency;
-use crate::problem::tolerances::TIE;
 use crate::{
     candidates::{
         cuts::{self, Weight},
         first_fit,
         merge::merged,
+        residency,
     },
     hosts::{fits, gpus, socket},
-    space::rules::{Streaming, SystemSpec},
+    problem::tolerances::TIE,
+    space::{
+        distinct,
+        rules::{Streaming, SystemSpec},
+    },
 };
 use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_cost::Mode;
@@ -41,8 +44,7 @@ const RESIDENT: [u64; 11] = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48];
 pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Placement>> {
     let mut gpus = gpus(context);
     let mut list = on(context, (&gpus, system))?;
-    let any_fits = |list: &[Placement]| list.iter().any(|placement| fits(context, placement));
-    while gpus.len() > 1 && !any_fits(&list) {
+    while gpus.len() > 1 && !any_fits(context, &list) {
         let smallest = gpus.iter().map(|gpu| room_of(context, *gpu)).min();
         let largest: Vec<DeviceId> =
             gpus.iter().copied().filter(|gpu| Some(room_of(context, *gpu)) > smallest).collect();
@@ -51,6 +53,10 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
         list.extend(on(context, (&gpus, system))?);
     }
     Some(list)
+}
+
+fn any_fits(context: &Context<'_>, placements: &[Placement]) -> bool {
+    placements.iter().any(|placement| fits(context, placement))
 }
 
 fn room_of(context: &Context<'_>, gpu: DeviceId) -> Bytes {
@@ -92,13 +98,12 @@ fn spipe(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Placement> {
         orders.iter().flat_map(|gpus| -> Vec<Placement> { on(gpus) }).collect()
     };
     let few: Vec<Placement> = (1..=MOST_CHUNKS).flat_map(|forward| of(Weight::Time, forward)).collect();
-    let any_fits = |placements: &Vec<Placement>| placements.iter().any(|placement| fits(context, placement));
-    if any_fits(&few) {
+    if any_fits(context, &few) {
         return few;
     }
     let most = context.model.layers().len() / orders.first().map_or(1, |gpus| gpus.len().max(1));
     let more = (1..usize::BITS).map(|power| 1 << power).take_while(|forward| *forward < most).chain([most]);
-    let lean = more.map(|forward| of(Weight::Bytes, forward)).find(any_fits);
+    let lean = more.map(|forward| of(Weight::Bytes, forward)).find(|lean| any_fits(context, lean));
     // If nothing fits, the finest chunks lack least.
     [few, lean.unwrap_or_else(|| of(Weight::Bytes, most))].concat()
 }
@@ -118,7 +123,7 @@ fn mobius(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> {
     let first = *gpus.first()?;
     let pieces = (1..=MOST_TURNS).filter_map(|turns| cuts::balanced(context, first, turns * gpus.len()));
     let mut streamed: Vec<Placement> = pieces.filter_map(|pieces| in_turn(context, &gpus, &pieces)).collect();
-    if !streamed.iter().any(|placement| fits(context, placement)) {
+    if !any_fits(context, &streamed) {
         // Buffers are as large as the largest stage.
         let most = context.model.layers().len() / gpus.len();
         let lean = |turns: usize| cuts::balanced_in(context, (first, Weight::Bytes), turns * gpus.len());
@@ -142,16 +147,6 @@ pub(crate) fn in_turn(context: &Context<'_>, gpus: &[DeviceId], pieces: &[LayerR
     let recompute = context.workload().mode == Mode::Train;
     let stages = stages(context, pieces, &|chunk| gpus[chunk % gpus.len()], recompute);
     stages.map(|stages| Placement::new(System::Mobius, stages))
-}
-
-/// Returns all layers in `pieces` consecutive pieces that minimise the time of the slowest.
-pub(crate) fn equally_slow(context: &Context<'_>, pieces: usize) -> Option<Vec<LayerRange>> {
-    cuts::balanced(context, *gpus(context).first()?, pieces)
-}
-
-/// Returns the GPUs of the machine in the order of [`cross_mapping`].
-pub(crate) fn cross_mapped(context: &Context<'_>) -> Vec<DeviceId> {
-    cross_mapping(context, &gpus(context))
 }
 
 /// Returns the order of GPUs that minimises Σ_{i<j} shared(i, j) ÷ (j − i), where shared counts the
@@ -219,7 +214,7 @@ fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec
         placements.extend(mixed.iter().flat_map(|mixed| merged(context, mixed)));
         placements.extend(mixed);
     }
-    if !placements.iter().any(|placement| fits(context, placement)) {
+    if !any_fits(context, &placements) {
         placements.extend(coarser((context, gpu), system));
     }
     Some(placements)
@@ -248,7 +243,7 @@ fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<P
 /// and as many kept as fit, or fewer. If none can be kept, all are streamed. If nothing fits,
 /// stages are placed first fit; if that fails too, the same with one resident stage.
 fn in_turns(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> {
-    let shapes = shapes_on(context, gpus);
+    let shapes = shapes(context, gpus);
     let mut placements = Vec::new();
     for resident in [2, 1] {
         let mut all_streamed = Vec::new();
@@ -266,11 +261,10 @@ fn in_turns(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> 
                 all_streamed.extend(of(context.workload().mode == Mode::Train));
             }
         }
-        let any_fits = |placements: &[Placement]| placements.iter().any(|placement| fits(context, placement));
-        if !any_fits(&placements) {
+        if !any_fits(context, &placements) {
             placements.extend(all_streamed.iter().filter_map(|streamed| first_fit::dealt(context, streamed)));
         }
-        if any_fits(&placements) {
+        if any_fits(context, &placements) {
             break;
         }
     }
@@ -285,19 +279,8 @@ fn in_turns(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> 
 /// - one stage per layer, on all GPUs and on the first one.
 ///
 /// GPUs come in each of their [`gpu_orders`].
-pub(crate) fn shapes(context: &Context<'_>) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
-    shapes_on(context, &gpus(context))
-}
-
-fn shapes_on(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
-    let of_order = |gpus: Vec<DeviceId>| shapes_of(context, &gpus);
-    let mut shapes: Vec<(Vec<DeviceId>, Vec<LayerRange>)> = Vec::new();
-    for shape in gpu_orders(context, gpus).into_iter().flat_map(of_order) {
-        if !shapes.contains(&shape) {
-            shapes.push(shape);
-        }
-    }
-    shapes
+pub(crate) fn shapes(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
+    distinct(gpu_orders(context, gpus).iter().flat_map(|gpus| shapes_of(context, gpus)))
 }
 
 /// Returns orders of GPUs: the machine's, and where GPUs differ, those sorted by compute time,
@@ -314,15 +297,12 @@ pub(crate) fn gpu_orders(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<Vec<De
         let rates = route.iter().flat_map(|route| &route.links).map(|link| hardware.links()[*link].bandwidth.get());
         -rates.fold(f64::INFINITY, f64::min)
     };
-    let mut orders = vec![gpus.to_vec()];
-    for key in [&time as &dyn Fn(DeviceId) -> f64, &memory, &way] {
+    let sorted = |key: &dyn Fn(DeviceId) -> f64| {
         let mut order = gpus.to_vec();
         order.sort_by(|one, other| key(*one).total_cmp(&key(*other)));
-        if !orders.contains(&order) {
-            orders.push(order);
-        }
-    }
-    orders
+        order
+    };
+    distinct([gpus.to_vec(), sorted(&time), sorted(&memory), sorted(&way)])
 }
 
 fn shapes_of(context: &Context<'_>, gpus: &[DeviceId]) -> Vec<(Vec<DeviceId>, Vec<LayerRange>)> {
@@ -384,7 +364,7 @@ mod tests {
             LayerText { count: 8, times: [1, 1, 1], slowdown: 2, parameters: 0, boundary: 1, saved: 0, workspace: 0 };
         let instance = Instance::new(&model_text(&[layer]), machine, &workload(4, Mode::Train));
         let context = instance.context();
-        let order = cross_mapped(&context);
+        let order = cross_mapping(&context, &gpus(&context));
         let below = |a: usize, b: usize| context.hardware.shared_root(order[a], order[b]);
         assert_eq!(order.len(), 4);
         assert!(!below(0, 1) && !below(1, 2) && !below(2, 3), "{order:?}");

@@ -7,6 +7,7 @@ use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Boundary, Context, OFFLOAD_SLOTS};
 
 /// The sums of the first 0, 1, 2, … items of a list.
+#[derive(PartialEq)]
 struct Sums<T>(Vec<T>);
 
 impl<T: Copy + Default + std::ops::Add<Output = T> + std::ops::Sub<Output = T>> Sums<T> {
@@ -43,6 +44,12 @@ struct Helper {
     back: Sums<f64>,
 }
 
+impl Helper {
+    fn times(&self) -> [&Sums<f64>; 3] {
+        [&self.out, &self.step, &self.back]
+    }
+}
+
 /// The times and bytes of all layers on one device.
 pub(crate) struct DeviceSums {
     pub memory: MemoryId,
@@ -57,7 +64,7 @@ pub(crate) struct DeviceSums {
     backward: Sums<f64>,
     optimizer: Sums<f64>,
     /// By layer: whether a pin demands that it is recomputed, or that it is not.
-    pub wanted: Vec<Option<bool>>,
+    wanted: Vec<Option<bool>>,
     /// Whether no layer has such a pin.
     free: bool,
     /// By pinned stage: whether it may be on this device.
@@ -100,19 +107,13 @@ impl DeviceSums {
             let times = |part: fn(&StageTimes) -> f64| {
                 Sums::new(cost.layers().map(|layer| part(&assisted(context, layer, (id, host)))))
             };
-            Helper {
-                host,
-                out: times(|times| times.out),
-                step: times(|times| times.step),
-                back: times(|times| times.back),
-            }
+            let (out, step) = (times(|times| times.out), times(|times| times.step));
+            Helper { host, out, step, back: times(|times| times.back) }
         };
         let helpers: Vec<Helper> = hosts(context, id).into_iter().map(helper).collect();
         let allows = |host_offload: HostOffload, layer: usize| {
-            let host = helpers
-                .get(host_offload.host)
-                .map(|helper| helper.host.socket.index())
-                .filter(|_| host_offload != HostOffload::NONE);
+            let helper = helpers.get(host_offload.host).filter(|_| host_offload != HostOffload::NONE);
+            let host = helper.map(|helper| helper.host.socket.index());
             let steps = host.filter(|_| host_offload.optimizer).unwrap_or(id.index());
             let training = context.workload().mode == Mode::Train;
             let chosen = pins.allows_step(layer, steps)
@@ -449,11 +450,6 @@ pub(crate) fn alike(first: &DeviceSums, second: &DeviceSums) -> bool {
         && first.pinned == second.pinned
         && first.times == second.times
         && first.bytes == second.bytes
-        && first.forbidden.iter().map(|sums| &sums.0).eq(second.forbidden.iter().map(|sums| &sums.0))
-        && first.helpers.len() == second.helpers.len()
-        && first
-            .helpers
-            .iter()
-            .zip(&second.helpers)
-            .all(|(one, other)| (&one.out.0, &one.step.0, &one.back.0) == (&other.out.0, &other.step.0, &other.back.0))
+        && first.forbidden == second.forbidden
+        && first.helpers.iter().map(Helper::times).eq(second.helpers.iter().map(Helper::times))
 }

@@ -8,16 +8,15 @@
 mod device;
 mod stage;
 
-pub(crate) use crate::costs::device::{DeviceSums, Host, alike};
+pub(crate) use crate::costs::device::{DeviceSums, Host};
 pub(crate) use crate::{
     costs::stage::{HostOffload, StageSlot, StageTimes, slots_in, slots_out},
     hosts::MOST_HOSTS,
 };
 
-use crate::problem::budget;
-use crate::problem::{Effort, Options};
-use spipe_base::{DeviceId, LayerId, LinkId};
-use spipe_cost::{CostTable, Mode};
+use crate::problem::{Effort, Options, budget};
+use spipe_base::{Bytes, DeviceId, LayerId, LayerRange, LinkId, Seconds};
+use spipe_cost::{CostTable, LayerMemory, LayerTime, Mode};
 use spipe_plan::{Context, Knob, transient_boundaries};
 use std::time::Duration;
 
@@ -68,6 +67,24 @@ pub(crate) struct CostSums<'a> {
     pub program_time: Duration,
     /// Whether one program is to bound a system of stages, where several would bound it better.
     pub one_program: bool,
+}
+
+/// Returns the sum of a part of the bytes of `layers` on a device.
+pub(crate) fn bytes_of(
+    context: &Context<'_>,
+    (layers, device): (LayerRange, DeviceId),
+    part: impl Fn(&LayerMemory) -> Bytes,
+) -> Bytes {
+    layers.iter().map(|layer| part(context.cost.memory(layer, device))).sum()
+}
+
+/// Returns the sum of a part of the times of `layers` on a device, in ms.
+pub(crate) fn ms_of(
+    context: &Context<'_>,
+    (layers, device): (LayerRange, DeviceId),
+    part: impl Fn(&LayerTime) -> Seconds,
+) -> f64 {
+    layers.iter().filter_map(|layer| context.cost.time(layer, device)).map(|time| part(time).to_ms()).sum()
 }
 
 /// Returns the runs of consecutive layers of the same kind that `same` does not distinguish, as
@@ -177,6 +194,6 @@ fn p2p(context: &Context<'_>, from: DeviceId, to: DeviceId) -> Option<P2pCost> {
 
 /// Returns the first device that computes and holds like each device.
 fn models(devices: &[DeviceSums]) -> Vec<usize> {
-    let first = |device: usize| (0..device).find(|other| alike(&devices[*other], &devices[device]));
+    let first = |device: usize| (0..device).find(|other| device::alike(&devices[*other], &devices[device]));
     (0..devices.len()).map(|device| first(device).unwrap_or(device)).collect()
 }

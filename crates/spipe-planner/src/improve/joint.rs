@@ -1,9 +1,13 @@
 //! Joint changes of several stages, where one alone gains nothing: if two sockets are equally busy
 //! with optimizer steps, both must have fewer before the iteration is shorter.
 
-use crate::problem::SYSTEMS;
-use crate::space::stage_edits::{saved_in_host, stepped_on_socket};
-use spipe_base::DeviceId;
+use crate::{
+    problem::SYSTEMS,
+    space::{
+        distinct,
+        stage_edits::{saved_in_host, stepped_on_socket},
+    },
+};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement, Stage};
 
@@ -27,11 +31,11 @@ const PARTS: [fn(usize, usize) -> bool; 3] =
 /// front or back half.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Vec<Stage>> {
     let stages = placement.stages.as_slice();
-    let devices = devices(stages);
+    let devices = placement.devices();
     if context.workload().mode != Mode::Train || !SYSTEMS.contains(&placement.system) || devices.len() == stages.len() {
         return Vec::new();
     }
-    let mut list: Vec<Vec<Stage>> = Vec::new();
+    let mut list = Vec::new();
     for from in 0..devices.len() {
         for part in PARTS {
             for change in CHANGES {
@@ -43,22 +47,10 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Vec<S
                         all[*index] = change(context, &stages[*index]).unwrap_or(stages[*index]);
                     }
                 }
-                if all != stages && !list.contains(&all) {
-                    list.push(all);
-                }
+                list.push(all);
             }
         }
     }
-    list
-}
-
-/// Returns the devices of `stages`, in the order in which a microbatch passes them.
-fn devices(stages: &[Stage]) -> Vec<DeviceId> {
-    let mut devices = Vec::new();
-    for stage in stages {
-        if !devices.contains(&stage.device) {
-            devices.push(stage.device);
-        }
-    }
-    devices
+    list.retain(|all| all != stages);
+    distinct(list)
 }

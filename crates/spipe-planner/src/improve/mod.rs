@@ -30,17 +30,10 @@ mod residency;
 mod sharded;
 pub(crate) mod single_layer;
 
-use crate::candidates::repair;
-use crate::hosts::on_device;
-use crate::space::stage_edits::cut_at;
-use crate::space::stage_edits::equal_parts;
-use crate::space::stage_edits::over;
-use crate::space::stage_edits::saved_elsewhere;
-use crate::space::stage_edits::stepped_elsewhere;
 use crate::{
-    candidates::merge::merged,
+    candidates::{merge::merged, repair},
     costs::{CostSums, HostOffload},
-    hosts::{elsewhere, shared_out},
+    hosts::{elsewhere, on_device, shared_out},
     improve::sharded::changed as changed_shared,
     problem::{Deadline, Problem, SYSTEMS},
     score::{
@@ -50,12 +43,14 @@ use crate::{
     space::{
         enumerate::{orders, slots},
         rules::{Streaming, SystemSpec},
+        stage_edits::{cut_at, equal_parts, over, saved_elsewhere, stepped_elsewhere},
     },
 };
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, Knob, Knobs, Placement, Stage};
+use std::collections::BTreeSet;
 
 /// Number of neighbours that are simulated before the best of them is taken. It must not depend on the
 /// number of threads.
@@ -95,7 +90,7 @@ pub(crate) fn refine(
             None => neighbours(context, &best.1, host_help),
         };
         let neighbours = thinned(neighbours, problem.most_neighbours());
-        let mut promising = Promising::new((problem, costs), &best.1, neighbours, deadline);
+        let mut left = promising((problem, costs), &best.1, neighbours, deadline).into_iter();
         let mut next: Option<Scored> = None;
         let mut level: Option<(f64, Scored)> = None;
         let enough = LESS * work(costs, &best.1);
@@ -103,7 +98,7 @@ pub(crate) fn refine(
             if examined >= most || deadline.over() {
                 return (best, examined);
             }
-            let batch = promising.batch(BATCH.min(most - examined), deadline);
+            let batch = batch(problem, &mut left, BATCH.min(most - examined), deadline);
             if batch.is_empty() {
                 break;
             }
@@ -148,50 +143,46 @@ fn work(costs: &CostSums<'_>, placement: &Placement) -> f64 {
     placement.stages.iter().map(of_stage).sum()
 }
 
-/// The neighbours of a placement, in ascending order of estimated time.
-struct Promising<'s, 'a> {
-    problem: &'s Problem<'a>,
-    left: std::vec::IntoIter<Placement>,
+/// Returns the neighbours of a placement that may be faster, in ascending order of estimated time.
+fn promising(
+    (problem, costs): (&Problem<'_>, &CostSums<'_>),
+    of: &Placement,
+    neighbours: Vec<Placement>,
+    deadline: &Deadline<'_>,
+) -> Vec<Placement> {
+    let most = estimate(costs, of).map_or(f64::INFINITY, |time| time * WORSE);
+    let least = |placement: &Placement| estimate(costs, placement).unwrap_or(0.0);
+    // Neighbours need no estimate once the time is over.
+    let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
+    let with_repair = |placement: Placement| {
+        let wanted = problem.options.has_programs() && !deadline.over();
+        let repaired = wanted.then(|| repair::repaired(costs, of, &placement)).flatten();
+        repaired.into_iter().chain([placement])
+    };
+    let mut rated: Vec<(f64, Placement)> = neighbours.into_par_iter().flat_map_iter(with_repair).map(rated).collect();
+    rated.retain(|(time, _)| *time <= most);
+    rated.sort_by(|one, other| one.0.total_cmp(&other.0));
+    rated.into_iter().map(|(_, placement)| placement).collect()
 }
 
-impl<'s, 'a> Promising<'s, 'a> {
-    fn new(
-        (problem, costs): (&'s Problem<'a>, &CostSums<'_>),
-        of: &Placement,
-        neighbours: Vec<Placement>,
-        deadline: &Deadline<'_>,
-    ) -> Self {
-        let most = estimate(costs, of).map_or(f64::INFINITY, |time| time * WORSE);
-        let least = |placement: &Placement| estimate(costs, placement).unwrap_or(0.0);
-        // Neighbours need no estimate once the time is over.
-        let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
-        let with_repair = |placement: Placement| {
-            let wanted = problem.options.has_programs() && !deadline.over();
-            let repaired = wanted.then(|| repair::repaired(costs, of, &placement)).flatten();
-            repaired.into_iter().chain([placement])
-        };
-        let mut rated: Vec<(f64, Placement)> =
-            neighbours.into_par_iter().flat_map_iter(with_repair).map(rated).collect();
-        rated.retain(|(time, _)| *time <= most);
-        rated.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let left: Vec<Placement> = rated.into_iter().map(|(_, placement)| placement).collect();
-        Self { problem, left: left.into_iter() }
-    }
-
-    /// Returns the next neighbours that fit, at most `most`.
-    fn batch(&mut self, most: usize, deadline: &Deadline<'_>) -> Vec<Placement> {
-        let mut batch: Vec<Placement> = Vec::new();
-        while batch.len() < most && !deadline.over() {
-            let few: Vec<Placement> = self.left.by_ref().take(most - batch.len()).collect();
-            if few.is_empty() {
-                break;
-            }
-            let fits: Vec<Option<Placement>> =
-                few.into_par_iter().map(|placement| acceptable(self.problem, placement)).collect();
-            batch.extend(fits.into_iter().flatten());
+/// Returns the next placements that fit, at most `most`.
+fn batch(
+    problem: &Problem<'_>,
+    left: &mut impl Iterator<Item = Placement>,
+    most: usize,
+    deadline: &Deadline<'_>,
+) -> Vec<Placement> {
+    let mut batch: Vec<Placement> = Vec::new();
+    while batch.len() < most && !deadline.over() {
+        let few: Vec<Placement> = left.take(most - batch.len()).collect();
+        if few.is_empty() {
+            break;
         }
-        batch
+        let fits: Vec<Option<Placement>> =
+            few.into_par_iter().map(|placement| acceptable(problem, placement)).collect();
+        batch.extend(fits.into_iter().flatten());
     }
+    batch
 }
 
 /// Returns the neighbours of a placement, including changes of host offload if `host_offload`.
@@ -278,10 +269,8 @@ fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: boo
         let mut others = Vec::new();
         if varies {
             let (now, all) = (stage.recomputed, stage.layers.count());
-            let mut counts = vec![0, now / 2, now.saturating_sub(1), (now + 1).min(all), now.midpoint(all), all];
-            counts.sort_unstable();
-            counts.dedup();
-            let other = counts.into_iter().filter(|count| *count != now);
+            let counts = [0, now / 2, now.saturating_sub(1), (now + 1).min(all), now.midpoint(all), all];
+            let other = BTreeSet::from(counts).into_iter().filter(|count| *count != now);
             others.extend(other.map(|count| stage.with_recomputed(count)));
         }
         if host_offload && SYSTEMS.contains(&system) && !context.is_cpu(stage.device) {
@@ -303,9 +292,7 @@ fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: boo
 /// Cuts the stages of one device, or of all, into equal parts.
 fn in_parts(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
-    let mut devices: Vec<DeviceId> = stages.iter().map(|stage| stage.device).collect();
-    devices.sort_unstable();
-    devices.dedup();
+    let devices: BTreeSet<DeviceId> = stages.iter().map(|stage| stage.device).collect();
     let mut list: Vec<Vec<Stage>> = Vec::new();
     for parts in PARTS {
         let cut = |device: Option<DeviceId>| -> Vec<Stage> {
@@ -334,9 +321,7 @@ fn cut_and_joined(context: &Context<'_>, placement: &Placement, host_offload: bo
     };
     for (index, stage) in stages.iter().enumerate() {
         let (first, count) = (stage.layers.first().index(), stage.layers.count());
-        let mut cuts = vec![1, count / 2, count.saturating_sub(1)];
-        cuts.sort_unstable();
-        cuts.dedup();
+        let cuts = BTreeSet::from([1, count / 2, count.saturating_sub(1)]);
         for cut in cuts.into_iter().filter(|cut| *cut > 0 && *cut < count) {
             let [front, back] = cut_at(stage, cut);
             replace(index, 1, &[front, back]);
@@ -362,14 +347,13 @@ fn cut_and_joined(context: &Context<'_>, placement: &Placement, host_offload: bo
 fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
     let mut list = Vec::new();
-    let alone = |index: usize| stages.iter().filter(|stage| stage.device == stages[index].device).count() == 1;
     for index in 0..stages.len().saturating_sub(1) {
         let (here, next) = (stages[index].device, stages[index + 1].device);
         if here == next {
             continue;
         }
         for (from, to) in [(index, next), (index + 1, here)] {
-            if alone(from) || context.is_cpu(to) != context.is_cpu(stages[from].device) {
+            if is_alone(stages, from) || context.is_cpu(to) != context.is_cpu(stages[from].device) {
                 continue;
             }
             let mut all = stages.to_vec();
@@ -380,12 +364,16 @@ fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Ve
     list
 }
 
+/// Whether a stage is the only one of its device.
+fn is_alone(stages: &[Stage], index: usize) -> bool {
+    stages.iter().filter(|stage| stage.device == stages[index].device).count() == 1
+}
+
 /// Moves the only stage of a device to a neighbour's device, so that its own is unused.
 fn left_out(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
     let mut list = Vec::new();
-    let alone = |index: usize| stages.iter().filter(|stage| stage.device == stages[index].device).count() == 1;
-    for index in (0..stages.len()).filter(|index| alone(*index)) {
+    for index in (0..stages.len()).filter(|index| is_alone(stages, *index)) {
         let neighbours = [index.checked_sub(1), Some(index + 1)].into_iter().flatten();
         for to in neighbours.filter_map(|neighbour| stages.get(neighbour)).map(|stage| stage.device) {
             let mut all = stages.to_vec();

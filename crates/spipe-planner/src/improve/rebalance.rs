@@ -1,7 +1,7 @@
 //! Rebalancing of stages that are streamed or kept: they leave the busiest GPU.
 
-use crate::candidates::residency::with_least_recompute;
 use crate::{
+    candidates::residency::with_least_recompute,
     hosts::on_device,
     space::{
         rules::{Streaming, SystemSpec},

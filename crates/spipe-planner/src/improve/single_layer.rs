@@ -3,7 +3,8 @@
 //! whose steps nothing hides.
 
 use crate::{
-    candidates::repair::{free_bytes, optimizer_state},
+    candidates::repair::free_bytes,
+    costs::bytes_of,
     space::stage_edits::{equal_parts, stepped_on_socket},
 };
 use crate::{problem::SYSTEMS, space::enumerate::slots};
@@ -48,7 +49,8 @@ fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
             changed.stages.enumerate().filter(|(_, stage)| stage.device == device).map(|(id, _)| id).collect();
         for id in own {
             let stage = &mut changed.stages[id];
-            let Some(less) = left.checked_sub(optimizer_state(context, stage)) else { break };
+            let held = bytes_of(context, (stage.layers, stage.device), |memory| memory.optimizer);
+            let Some(less) = left.checked_sub(held.get()) else { break };
             left = less;
             stage.optimizer = None;
         }

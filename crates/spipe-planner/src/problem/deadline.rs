@@ -1,7 +1,6 @@
 //! The time limit and the stop signal of a search.
 
-use crate::problem::Problem;
-use crate::problem::budget;
+use crate::problem::{Problem, budget};
 use std::{
     sync::{
         Arc,

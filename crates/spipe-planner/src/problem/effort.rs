@@ -1,7 +1,9 @@
 //! Searches that count steps instead of seconds.
 
-/// The extent of a search, in steps: the plan is the same on any machine, under any load and with
-/// any number of threads.
+use crate::problem::Problem;
+
+/// The extent of a search, counted in steps, so that the plan does not depend on the speed of the
+/// machine, its load, or the number of threads.
 ///
 /// | step | low | high |
 /// |---|---|---|
@@ -9,16 +11,18 @@
 /// | linear programs that bound a system of stages | one | all |
 /// | integer programs for candidates, Mobius' programs, balanced stages | no | yes |
 /// | simulated candidates of one system | 3 to 8 | all |
-/// | … estimated at this factor above the best plan, at most | 1.02 | any |
+/// | … their estimated time, as a multiple of the best plan's, at most | 1.02 | any |
 /// | simulated neighbours of one placement | 4 to 24 | 16 to 400 |
 /// | bounds of sharded systems | with fractions of layers | with whole layers |
-/// | improved placements | the fastest | all |
+/// | placements that local search improves | the fastest | all |
 /// | branch and bound over device orders, programs for several stages per device, enumeration | no | no |
 ///
-/// Where a range is given, the number falls with the size of the programs that are simulated: layers
-/// × microbatches × devices. The ranges and sizes were found by trial on the shipped pairs of models
-/// and machines: twice as many neighbours and all nearly as fast placements, instead of the fastest
-/// alone, gain 0.1 % in the geometric mean of iterations and take half as long again.
+/// In a range, the number falls as the simulated programs grow: from the most for small ones to the
+/// least for large ones. Their size is layers × microbatches × devices.
+///
+/// The numbers were found by trial on the shipped pairs of models and machines. A search of low effort
+/// that improves all nearly as fast placements, by twice as many neighbours, takes half as long again,
+/// and its iterations are 0.1 % shorter in the geometric mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
     /// A plan at once.
@@ -27,42 +31,43 @@ pub enum Effort {
     High,
 }
 
-impl Effort {
-    /// The most candidates of one system that are simulated, where programs have `size`.
-    pub(crate) fn candidates(self, size: u64) -> usize {
-        match self {
-            Self::Low => within((1 << 18) / size.max(1), 3, 8),
-            Self::High => usize::MAX,
+impl Problem<'_> {
+    /// Returns `steps` per size of the simulated programs, in actions of one kind, within limits.
+    fn per_size(&self, steps: u64, (least, most): (u64, u64)) -> usize {
+        let (cost, microbatches) = (self.context.cost, self.context.workload().microbatches);
+        let size = cost.layers().len() as u64 * microbatches * cost.devices().len() as u64;
+        (steps / size.max(1)).clamp(least, most) as usize
+    }
+
+    /// Returns the most candidates of one system that are simulated.
+    pub(crate) fn most_candidates(&self) -> usize {
+        match self.options.effort {
+            Some(Effort::Low) => self.per_size(1 << 18, (3, 8)),
+            Some(Effort::High) | None => usize::MAX,
         }
     }
 
-    /// The factor above the best plan up to which candidates are simulated, by their estimated time.
-    pub(crate) const fn promising(self) -> f64 {
-        match self {
-            Self::Low => 1.02,
-            Self::High => f64::INFINITY,
-        }
+    /// Returns the factor above the best plan up to which candidates are simulated, by their
+    /// estimated time.
+    pub(crate) fn promising(&self) -> f64 {
+        if self.options.effort == Some(Effort::Low) { 1.02 } else { f64::INFINITY }
     }
 
-    /// The most neighbours of one placement that local search simulates, where programs have `size`.
-    pub(crate) fn refinements(self, size: u64) -> usize {
-        match self {
-            Self::Low => within((1 << 18) / size.max(1), 4, 24),
-            Self::High => within((1 << 23) / size.max(1), 16, 400),
-        }
+    /// Returns the most neighbours of one placement that local search estimates: eight for each that
+    /// it may simulate.
+    pub(crate) fn most_neighbours(&self) -> usize {
+        if self.options.effort.is_some() { 8 * self.most_refinements() } else { usize::MAX }
     }
 
-    /// Whether only the fastest placement is improved.
-    pub(crate) const fn improves_the_best_alone(self) -> bool {
-        matches!(self, Self::Low)
+    /// Returns the most neighbours of one placement that local search simulates; twice as many in the
+    /// first pass of a search with a time limit, which goes on from its plan.
+    pub(crate) fn most_refinements(&self) -> usize {
+        let most = match self.options.effort {
+            Some(Effort::Low) => self.per_size(1 << 18, (4, 24)),
+            Some(Effort::High) => self.per_size(1 << 23, (16, 400)),
+            None => return self.options.refinements,
+        };
+        let passes = if self.options.is_limited() { 2 } else { 1 };
+        (passes * most).min(self.options.refinements)
     }
-
-    /// Whether integer programs yield candidates.
-    pub(crate) const fn has_programs(self) -> bool {
-        matches!(self, Self::High)
-    }
-}
-
-fn within(number: u64, least: u64, most: u64) -> usize {
-    number.clamp(least, most) as usize
 }

@@ -58,9 +58,6 @@ pub struct Options {
     pub gap: f64,
     /// The number of threads. It does not change the plan.
     pub threads: usize,
-    /// The most distinct device orders that are searched. Beyond it only the natural ones are,
-    /// without a claim of optimality.
-    pub sequence_limit: usize,
     /// The most placements that exhaustive search takes on.
     pub exhaustive_limit: u64,
     /// The most placements of a system that are all tried, where its bound leaves a gap.
@@ -85,7 +82,6 @@ impl Default for Options {
             effort: None,
             gap: 0.005,
             threads: 1,
-            sequence_limit: 4000,
             exhaustive_limit: 1_000_000,
             every_limit: 20_000,
             host_help: true,
@@ -114,39 +110,7 @@ impl Options {
 
     /// Whether integer programs yield candidates.
     pub(crate) fn has_programs(&self) -> bool {
-        self.effort.is_none_or(Effort::has_programs)
-    }
-}
-
-impl Problem<'_> {
-    /// Returns the size of the programs that are simulated, in actions of one kind.
-    fn size(&self) -> u64 {
-        let layers = self.context.cost.layers().len() as u64;
-        layers * self.context.workload().microbatches * self.context.cost.devices().len() as u64
-    }
-
-    /// Returns the most candidates of one system that are simulated.
-    pub(crate) fn most_candidates(&self) -> usize {
-        self.options.effort.map_or(usize::MAX, |effort| effort.candidates(self.size()))
-    }
-
-    /// Returns the factor above the best plan up to which candidates are simulated, by their
-    /// estimated time.
-    pub(crate) fn promising(&self) -> f64 {
-        self.options.effort.map_or(f64::INFINITY, Effort::promising)
-    }
-
-    /// Returns the most neighbours of one placement that local search estimates: eight for each that
-    /// it may simulate.
-    pub(crate) fn most_neighbours(&self) -> usize {
-        if self.options.effort.is_some() { 8 * self.most_refinements() } else { usize::MAX }
-    }
-
-    /// Returns the most neighbours of one placement that local search simulates; twice as many in the
-    /// first pass of a search with a time limit, which goes on from its plan.
-    pub(crate) fn most_refinements(&self) -> usize {
-        let (most, passes) = (self.options.refinements, if self.options.is_limited() { 2 } else { 1 });
-        self.options.effort.map_or(most, |effort| (passes * effort.refinements(self.size())).min(most))
+        self.effort != Some(Effort::Low)
     }
 }
 
@@ -272,19 +236,24 @@ pub enum PlanError {
 }
 
 /// An algorithm that finds plans.
-pub trait Planner: Send + Sync {
+#[derive(Debug)]
+pub struct Planner {
     /// Its name on the command line.
-    fn name(&self) -> &'static str;
-
+    pub name: &'static str,
     /// The claim that it makes about its plans.
-    fn claim(&self) -> Claim;
+    pub claim: Claim,
+    pub(crate) search: fn(&Problem<'_>) -> Result<Solution, PlanError>,
+}
 
+impl Planner {
     /// Finds a plan that [`spipe_plan::check`] accepts.
     ///
     /// # Errors
     ///
     /// The reason why there is none.
-    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError>;
+    pub fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
+        (self.search)(problem)
+    }
 }
 
 /// Runs `work` in a `rayon` pool with the problem's number of threads.

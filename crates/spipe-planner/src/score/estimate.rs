@@ -6,7 +6,7 @@ use crate::{
     score::{sharded::estimate as estimate_of_shared, streamed::estimate as estimate_of_streamed},
     space::rules::{SystemRules, Warmup},
 };
-use spipe_base::{DeviceId, StageId};
+use spipe_base::DeviceId;
 use spipe_plan::{Dealing, Family, Placement, Stage};
 use std::collections::BTreeMap;
 
@@ -74,17 +74,14 @@ pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f6
     }
     let turns = turns(costs, placement);
     let microbatches = costs.microbatches as f64;
-    let behind: Vec<f64> = (0..turns.len())
-        .map(|turn| turns[turn + 1..].iter().map(Turn::pass).sum::<f64>() + p2p_both_ways(&turns[turn..]))
-        .collect();
-    let before: Vec<f64> = (0..turns.len())
-        .map(|turn| turns[..turn].iter().map(Turn::pass).sum::<f64>() + p2p_both_ways(&turns[..turn]))
-        .collect();
+    let passes = |turns: &[Turn]| turns.iter().map(Turn::pass).sum::<f64>();
+    let copies = |turns: &[Turn]| turns.iter().map(|turn| turn.p2p_both_ways).sum::<f64>();
     let slowest = |part: fn(&Turn) -> f64| turns.iter().map(part).fold(0.0, f64::max);
     let apart = (microbatches - 1.0) * (slowest(|turn| turn.forward) + slowest(|turn| turn.recompute + turn.backward));
     let of_turn = |(index, turn): (usize, &Turn)| {
-        let rest = behind[index];
-        let between = before[index].max(turn.own).max(turn.hosts - turn.pass());
+        let rest = passes(&turns[index + 1..]) + copies(&turns[index..]);
+        let before = passes(&turns[..index]) + copies(&turns[..index]);
+        let between = before.max(turn.own).max(turn.hosts - turn.pass());
         if all_forwards_first {
             return (apart + turn.pass() + rest + between).max(turn.link);
         }
@@ -97,54 +94,41 @@ pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f6
     Some(turns.iter().enumerate().map(of_turn).fold(0.0, f64::max))
 }
 
-fn p2p_both_ways(turns: &[Turn]) -> f64 {
-    turns.iter().map(|turn| turn.p2p_both_ways).sum()
-}
-
+/// Returns the work of each device, in the order of their stages.
 fn turns(costs: &CostSums<'_>, placement: &Placement) -> Vec<Turn> {
-    let mut turns: Vec<Turn> = Vec::new();
-    let mut last: Option<&Stage> = None;
+    let stages = placement.stages.as_slice();
+    let of_devices: Vec<&[Stage]> = stages.chunk_by(|one, next| one.device == next.device).collect();
     let mut of_hosts: BTreeMap<DeviceId, f64> = BTreeMap::new();
-    for (id, stage) in placement.stages.enumerate() {
-        let next = last.is_none_or(|last| last.device != stage.device);
-        if next {
-            if let (Some(before), Some(turn)) = (last, turns.last_mut()) {
-                let p2p = (before.device.index(), stage.device.index());
-                let (there, back) = costs.transfers(p2p, stage.layers.first().index());
-                turn.p2p_both_ways = there + back;
-            }
-            turns.push(Turn::default());
-        }
-        if let Some(turn) = turns.last_mut() {
-            add(costs, (placement, id), turn, &mut of_hosts);
-        }
-        last = Some(stage);
+    let mut turns: Vec<Turn> = of_devices.iter().map(|stages| turn(costs, stages, &mut of_hosts)).collect();
+    for (turn, pair) in turns.iter_mut().zip(of_devices.windows(2)) {
+        let (from, next) = (pair[0][0].device, &pair[1][0]);
+        let (there, back) = costs.transfers((from.index(), next.device.index()), next.layers.first().index());
+        turn.p2p_both_ways = there + back;
     }
     turns
 }
 
-/// Adds the work of a stage to that of its device.
-fn add(
-    costs: &CostSums<'_>,
-    (placement, id): (&Placement, StageId),
-    turn: &mut Turn,
-    of_hosts: &mut BTreeMap<DeviceId, f64>,
-) {
-    let stage = &placement.stages[id];
-    let device = &costs.devices[stage.device.index()];
-    let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
-    let host_offload = host_offload(costs, stage);
-    let times = device.stage_times(layers, stage.recomputed, host_offload);
-    turn.forward += times.forward;
-    turn.recompute += times.recompute;
-    turn.ahead = times.recompute;
-    turn.backward += times.backward;
-    turn.own += times.optimizer;
-    turn.link += device.link_time(host_offload, costs.microbatches, layers, stage.recomputed);
-    if let Some(socket) = stage.optimizer {
-        *of_hosts.entry(socket).or_default() += times.step;
+/// Returns the work of a device with these stages, where `of_hosts` has the optimizer steps that
+/// sockets run for the devices before it.
+fn turn(costs: &CostSums<'_>, stages: &[Stage], of_hosts: &mut BTreeMap<DeviceId, f64>) -> Turn {
+    let mut turn = Turn::default();
+    for stage in stages {
+        let device = &costs.devices[stage.device.index()];
+        let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
+        let host_offload = host_offload(costs, stage);
+        let times = device.stage_times(layers, stage.recomputed, host_offload);
+        turn.forward += times.forward;
+        turn.recompute += times.recompute;
+        turn.ahead = times.recompute;
+        turn.backward += times.backward;
+        turn.own += times.optimizer;
+        turn.link += device.link_time(host_offload, costs.microbatches, layers, stage.recomputed);
+        if let Some(socket) = stage.optimizer {
+            *of_hosts.entry(socket).or_default() += times.step;
+        }
     }
     turn.hosts = of_hosts.values().copied().fold(0.0, f64::max);
+    turn
 }
 
 /// Returns the host offload of a stage.
@@ -153,9 +137,9 @@ fn host_offload(costs: &CostSums<'_>, stage: &Stage) -> HostOffload {
         return HostOffload::NONE;
     }
     let device = &costs.devices[stage.device.index()];
-    let is = |host: &crate::costs::Host| Some(host.socket) == stage.optimizer || Some(host.memory) == stage.offload;
-    let host = device.hosts().position(|host| is(&host)).unwrap_or(0);
-    HostOffload { optimizer: stage.optimizer.is_some(), activations: stage.offload.is_some(), host }
+    let mut hosts = device.hosts();
+    let host = hosts.position(|host| Some(host.socket) == stage.optimizer || Some(host.memory) == stage.offload);
+    HostOffload { optimizer: stage.optimizer.is_some(), activations: stage.offload.is_some(), host: host.unwrap_or(0) }
 }
 
 #[cfg(test)]

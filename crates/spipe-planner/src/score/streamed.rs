@@ -1,9 +1,10 @@
 //! An estimate of the iteration time of a placement that streams parameters: the load of its busiest
 //! resource, and the time until all devices are at work.
 
+use crate::costs::{bytes_of, ms_of};
 use crate::score::lane::{Lane, link_times};
-use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
-use spipe_cost::LayerMemory;
+use spipe_base::{Bytes, DeviceId, MemoryId};
+use spipe_cost::{LayerMemory, LayerTime};
 use spipe_plan::{Context, Placement, Stage, Weights};
 use std::collections::BTreeMap;
 
@@ -23,16 +24,15 @@ pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
     // Of each device, the streamed stages that its last forwards have left there.
     let mut left: BTreeMap<DeviceId, usize> = BTreeMap::new();
     for stage in ahead.iter() {
-        let time = busy.passes(stage.device, stage.layers, |time| time.forward.to_ms());
+        let time = ms_of(context, (stage.layers, stage.device), |time| time.forward);
         slowest[0] = slowest[0].max(time);
         busy.add(Lane::Compute(stage.device), rounds * time);
         busy.parameters(stage);
     }
     for stage in back.iter().rev().filter(|stage| context.backward_of(stage.layers).is_some()) {
-        let again = stage
-            .recomputed_layers()
-            .map_or(0.0, |layers| busy.passes(stage.device, layers, |time| time.forward.to_ms()));
-        let time = again + busy.passes(stage.device, stage.layers, |time| time.backward().to_ms());
+        let again = |layers| ms_of(context, (layers, stage.device), |time| time.forward);
+        let again = stage.recomputed_layers().map_or(0.0, again);
+        let time = again + ms_of(context, (stage.layers, stage.device), LayerTime::backward);
         slowest[1] = slowest[1].max(time);
         busy.add(Lane::Compute(stage.device), rounds * time);
         let seen = left.entry(stage.device).or_default();
@@ -58,14 +58,11 @@ impl Busy<'_, '_> {
         *self.lanes.entry(lane).or_default() += ms;
     }
 
-    fn passes(&self, device: DeviceId, layers: LayerRange, part: fn(&spipe_cost::LayerTime) -> f64) -> f64 {
-        layers.iter().filter_map(|layer| self.context.cost.time(layer, device)).map(part).sum()
-    }
-
     /// Adds the copies of a streamed stage's parameters to its device.
     fn parameters(&mut self, stage: &Stage) {
         if let Weights::Streamed(host) = stage.weights {
-            self.moves((host, self.memory_of(stage.device)), self.bytes(stage, |memory| memory.streamed));
+            let bytes = bytes_of(self.context, (stage.layers, stage.device), |memory| memory.streamed);
+            self.moves((host, self.memory_of(stage.device)), bytes);
         }
     }
 
@@ -78,18 +75,16 @@ impl Busy<'_, '_> {
             return;
         }
         let (here, host) = (self.memory_of(stage.device), self.memory_of(steps));
-        self.moves((here, host), self.bytes(stage, |memory| memory.gradients));
+        let bytes = |part: fn(&LayerMemory) -> Bytes| bytes_of(self.context, (stage.layers, stage.device), part);
+        let (gradients, updated) = (bytes(|memory| memory.gradients), bytes(|memory| memory.updated));
+        self.moves((here, host), gradients);
         if stage.weights == Weights::Resident {
-            self.moves((host, here), self.bytes(stage, |memory| memory.updated));
+            self.moves((host, here), updated);
         }
     }
 
     fn memory_of(&self, device: DeviceId) -> MemoryId {
         self.context.hardware.devices()[device].memory
-    }
-
-    fn bytes(&self, stage: &Stage, part: fn(&LayerMemory) -> Bytes) -> Bytes {
-        stage.layers.iter().map(|layer| part(self.context.cost.memory(layer, stage.device))).sum()
     }
 
     fn moves(&mut self, ends: (MemoryId, MemoryId), bytes: Bytes) {

@@ -6,11 +6,11 @@ use crate::{
     costs::CostSums,
     feasibility::shortage,
     formulation::assignment::least_of_stages,
-    problem::{Claim, Deadline, PlanError, Planner, Problem, Solution, in_pool},
+    problem::{Deadline, PlanError, Problem, Solution, in_pool},
     score::judge::{Scored, faster, judge},
     space::{
         enumerate::helped,
-        subproblem::{Partition, Subproblem, schedule_kinds},
+        subproblem::{Partition, Subproblem, cases, schedule_kinds},
     },
 };
 use rayon::prelude::*;
@@ -20,34 +20,22 @@ use spipe_plan::{OutcomeStatus, System};
 const BATCH: usize = 256;
 
 /// The planner `exhaustive`.
-pub(crate) struct Exhaustive;
-
-impl Planner for Exhaustive {
-    fn name(&self) -> &'static str {
-        "exhaustive"
+pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
+    let deadline = Deadline::new(problem);
+    let costs = CostSums::new(problem.context, &problem.options);
+    let (placements, limit) = (count(problem, &costs), problem.options.exhaustive_limit);
+    if placements > limit {
+        return Err(PlanError::TooLarge { placements, limit });
     }
-
-    fn claim(&self) -> Claim {
-        Claim::OptimalSimulated
+    shortage::obvious(&costs)?;
+    let mut cases = cases(problem, &costs, &all_sequences(&costs));
+    if problem.options.host_help {
+        cases = cases.into_iter().flat_map(|case| case.with_host_offload(&costs, None).decided(&costs)).collect();
     }
-
-    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
-        let deadline = Deadline::new(problem);
-        let costs = CostSums::new(problem.context, &problem.options);
-        let (placements, limit) = (count(problem, &costs), problem.options.exhaustive_limit);
-        if placements > limit {
-            return Err(PlanError::TooLarge { placements, limit });
-        }
-        shortage::obvious(&costs)?;
-        let mut cases = crate::space::subproblem::cases(problem, &costs, &all_sequences(&costs));
-        if problem.options.host_help {
-            cases = cases.into_iter().flat_map(|case| decided(&costs, case.with_host_offload(&costs, None))).collect();
-        }
-        if cases.is_empty() {
-            return Err(PlanError::NoSystem);
-        }
-        in_pool(problem, || search(problem, &costs, &cases, &deadline))
+    if cases.is_empty() {
+        return Err(PlanError::NoSystem);
     }
+    in_pool(problem, || search(problem, &costs, &cases, &deadline))
 }
 
 fn search(
@@ -98,14 +86,6 @@ fn solution(
     Solution { examined, cases: cases.len(), ..Solution::new(best, proven, status) }
 }
 
-/// Returns `case` with every combination of host offloads.
-fn decided(costs: &CostSums<'_>, case: Subproblem) -> Vec<Subproblem> {
-    match case.undecided() {
-        None => vec![case],
-        Some(stage) => case.decided(costs, stage).into_iter().flat_map(|case| decided(costs, case)).collect(),
-    }
-}
-
 /// Returns the number of placements, whether they fit or not. It is the product, summed over the
 /// number of stages p and the schedules, of
 ///
@@ -154,9 +134,7 @@ fn all_sequences(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
             continue;
         }
         for device in 0..costs.devices.len() {
-            let joined = sequence
-                .last()
-                .is_none_or(|last| costs.p2p(*last, device).is_some() && costs.p2p(device, *last).is_some());
+            let joined = sequence.last().is_none_or(|last| costs.p2p(*last, device).is_some());
             if joined && !sequence.contains(&device) {
                 list.push([sequence.as_slice(), &[device]].concat());
             }
@@ -170,7 +148,7 @@ fn all_sequences(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
 /// recompute.
 fn partitions(costs: &CostSums<'_>, case: &Subproblem) -> Vec<Partition> {
     let stages = case.stages();
-    let mut list = vec![Partition { ends: Vec::new(), recomputed: Vec::new() }];
+    let mut list = vec![Partition::default()];
     for stage in 0..stages {
         let device = case.device(costs, stage);
         let mut longer = Vec::new();
@@ -185,8 +163,7 @@ fn partitions(costs: &CostSums<'_>, case: &Subproblem) -> Vec<Partition> {
                     // Host memory is shared: the checker counts it.
                     if device.able(from, to) && need <= device.usable {
                         let mut partition = partition.clone();
-                        partition.ends.push(to);
-                        partition.recomputed.push(recomputed);
+                        partition.push(to, recomputed);
                         longer.push(partition);
                     }
                 }

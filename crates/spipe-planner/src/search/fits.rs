@@ -1,7 +1,5 @@
 //! Feasibility: whether any placement fits, without a search for the best.
 
-use crate::problem::budget;
-use crate::space::subproblem::cases;
 use crate::{
     candidates::{candidates, greedy, sharded::placements as shared_placements},
     costs::CostSums,
@@ -9,17 +7,16 @@ use crate::{
         capacity::{Capacity, capacity},
         shortage,
     },
-    problem::{Deadline, Options, PlanError, Problem, SYSTEMS},
+    problem::{Deadline, Options, PlanError, Problem, SYSTEMS, budget},
     score::judge::judge,
     search::{branch_and_bound, exhaust::has_every_knob},
     space::{
         device_orders::{self, Coverage},
         enumerate::{few, of_costs},
-        subproblem::ScheduleKind,
+        subproblem::{ScheduleKind, cases},
     },
 };
 use rayon::prelude::*;
-use spipe_cost::Mode;
 use spipe_plan::{Family, Placement, System};
 use std::cmp::Reverse;
 
@@ -109,18 +106,12 @@ fn every(problem: &Problem<'_>, systems: &[System]) -> Option<Placement> {
     systems.iter().filter(|_| few(&costs, options.every_limit)).find_map(of_system)
 }
 
-/// Reduces `systems` to the one with the fewest microbatches in flight: if a placement fits under
-/// any of them, it fits under that one.
-fn leanest(problem: &Problem<'_>, systems: Vec<System>) -> Vec<System> {
-    let leanest = System::OneForwardOneBackward;
-    let training = problem.context.workload().mode == Mode::Train;
-    if training && systems.contains(&leanest) { vec![leanest] } else { systems }
-}
-
 /// Decides feasibility of the systems in [`SYSTEMS`].
 fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) -> Decision {
-    let systems = leanest(problem, systems);
     let costs = CostSums::new(problem.context, &problem.options);
+    // If a placement fits under any system, it fits under that with the fewest microbatches in flight.
+    let leanest = System::OneForwardOneBackward;
+    let systems = if costs.training && systems.contains(&leanest) { vec![leanest] } else { systems };
     if systems.is_empty() || shortage::lonely_layers(&costs).is_err() {
         return Decision::Never;
     }
@@ -152,8 +143,8 @@ fn stages(problem: &Problem<'_>, systems: Vec<System>, deadline: &Deadline<'_>) 
 fn searched(problem: &Problem<'_>, systems: Vec<System>) -> Option<Placement> {
     let time_limit = budget::share(problem.options.limit(), budget::FIRST_PLAN);
     let options = Options { gap: 1.0, time_limit, ..problem.options.clone() };
-    let problem = Problem { context: problem.context, systems, options, ..*problem };
-    crate::search::planner("ilp")?.plan(&problem).ok().map(|solution| solution.placement)
+    let problem = Problem { systems, options, ..*problem };
+    branch_and_bound::plan(&problem).ok().map(|solution| solution.placement)
 }
 
 /// Limit on ranges of layers over all device orders that are examined for their shortage.

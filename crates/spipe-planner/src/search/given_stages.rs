@@ -9,6 +9,7 @@ use crate::{
     problem::{Deadline, PlanError, Problem, Solution, bound::Bound, in_pool},
     score::judge::{Scored, busiest, faster, judge},
     space::{
+        distinct,
         rules::{Permission, SystemSpec},
         stage_edits::stepped_on_socket,
     },
@@ -91,13 +92,7 @@ fn starts(problem: &Problem<'_>, costs: &CostSums<'_>, plain: &Placement) -> Vec
         let moved: Vec<Placement> = list.iter().map(on_sockets).collect();
         list.extend(moved);
     }
-    let mut held: Vec<Placement> = Vec::new();
-    for placement in list.iter().map(|placement| problem.options.pins.hold(context, placement)) {
-        if !held.contains(&placement) {
-            held.push(placement);
-        }
-    }
-    held
+    distinct(list.iter().map(|placement| problem.options.pins.hold(context, placement)))
 }
 
 /// Returns why none of `starts` runs: the shortage of the last one, which recomputes most.

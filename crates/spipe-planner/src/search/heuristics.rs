@@ -27,7 +27,7 @@ pub(crate) fn balanced(
     // It takes little time except on machines with many devices, and may use as much as the planner
     // alone.
     let options = Options { time_limit: deadline.left(), ..problem.options.clone() };
-    let staged = Problem { context: problem.context, systems, options, ..*problem };
+    let staged = Problem { systems, options, ..*problem };
     balanced::best(&staged, costs, most, &Deadline::new(&staged))
 }
 

@@ -12,21 +12,20 @@ mod mobius;
 pub(crate) mod portfolio;
 
 use crate::{
-    candidates::{balanced::Balanced, greedy::Greedy},
-    problem::Planner,
+    candidates::{balanced, greedy},
+    problem::{Claim, Planner},
 };
 
-/// Names that [`planner`] knows.
-pub const NAMES: [&str; 5] = ["ilp", "dp", "greedy", "exhaustive", "mobius-mip"];
+/// All planners.
+pub static PLANNERS: [Planner; 5] = [
+    Planner { name: "ilp", claim: Claim::OptimalWithinGap, search: branch_and_bound::plan },
+    Planner { name: "dp", claim: Claim::Heuristic, search: balanced::plan },
+    Planner { name: "greedy", claim: Claim::Heuristic, search: greedy::plan },
+    Planner { name: "exhaustive", claim: Claim::OptimalSimulated, search: exhaustive::plan },
+    Planner { name: "mobius-mip", claim: Claim::Heuristic, search: mobius::plan },
+];
 
 /// Returns the planner with that name.
-pub fn planner(name: &str) -> Option<Box<dyn Planner>> {
-    Some(match name {
-        "ilp" => Box::new(branch_and_bound::Ilp),
-        "dp" => Box::new(Balanced),
-        "greedy" => Box::new(Greedy),
-        "exhaustive" => Box::new(exhaustive::Exhaustive),
-        "mobius-mip" => Box::new(mobius::Mobius),
-        _ => return None,
-    })
+pub fn planner(name: &str) -> Option<&'static Planner> {
+    PLANNERS.iter().find(|planner| planner.name == name)
 }

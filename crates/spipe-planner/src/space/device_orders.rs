@@ -14,11 +14,15 @@
 //! hold for all orders of a class then, simulations only for the simulated one.
 
 use crate::{
-    costs::{CostSums, DeviceSums, HostOffload, P2pCost, alike},
+    costs::{CostSums, DeviceSums, HostOffload, P2pCost},
     problem::Deadline,
 };
 use spipe_base::{LinkId, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// The most distinct device orders that are searched. Beyond it only the natural ones are, without a
+/// claim of optimality.
+pub(crate) const MOST: usize = 4000;
 
 /// The most orders that are examined, as a multiple of the most that are listed: most of them look alike
 /// on machines of many equal devices.
@@ -60,7 +64,6 @@ pub(crate) fn within(
             coverage,
             able: &able,
             classes: classes(costs, coverage),
-            models: costs.models.clone(),
             seen: BTreeSet::new(),
             list: Vec::new(),
             looks: 0,
@@ -100,8 +103,6 @@ struct OrderWalk<'f, 'a> {
     able: &'f [Vec<usize>],
     /// The class of each device.
     classes: Vec<usize>,
-    /// The first device that computes and holds like each device, wherever they are.
-    models: Vec<usize>,
     seen: BTreeSet<Vec<u64>>,
     list: Vec<Vec<usize>>,
     looks: usize,
@@ -118,7 +119,7 @@ impl OrderWalk<'_, '_> {
         }
         for device in 0..self.costs.devices.len() {
             let passed_over = |other: usize| self.classes[other] == self.classes[device] && !sequence.contains(&other);
-            let joined = sequence.last().is_none_or(|before| connected(self.costs, *before, device));
+            let joined = sequence.last().is_none_or(|before| self.costs.p2p(*before, device).is_some());
             if sequence.contains(&device) || (0..device).any(passed_over) || !joined {
                 continue;
             }
@@ -139,9 +140,7 @@ impl OrderWalk<'_, '_> {
         }
         true
     }
-}
 
-impl OrderWalk<'_, '_> {
     /// Whether every device can have a layer, with at least one layer for each stage before and
     /// after it.
     fn has_room(&self, sequence: &[usize]) -> bool {
@@ -160,7 +159,7 @@ impl OrderWalk<'_, '_> {
         for (stage, device) in sequence.iter().enumerate() {
             let memory = self.costs.devices[*device].memory;
             let next = memories.len() as u64;
-            look.extend([self.models[*device] as u64, *memories.entry(memory).or_insert(next)]);
+            look.extend([self.costs.models[*device] as u64, *memories.entry(memory).or_insert(next)]);
             let channels = self.costs.context.hardware.dram_channels(memory);
             for host in self.costs.hosts(*device) {
                 let next = memories.len() as u64;
@@ -190,10 +189,6 @@ impl OrderWalk<'_, '_> {
     }
 }
 
-fn connected(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
-    costs.p2p(from, to).is_some() && costs.p2p(to, from).is_some()
-}
-
 /// Natural device orders: the first GPUs by several criteria, with the first sockets before them,
 /// after them, on both sides, or absent; and sockets alone. On machines of many devices only some
 /// counts are taken.
@@ -202,21 +197,19 @@ pub(crate) fn natural(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
         (0..costs.devices.len()).filter(|device| costs.devices[*device].is_cpu == cpu).collect()
     };
     let (gpus, sockets) = (of_kind(false), of_kind(true));
-    let mut list = Vec::new();
-    let mut seen = BTreeSet::new();
+    let mut list: Vec<Vec<usize>> = Vec::new();
     for gpus in firsts(costs, &gpus) {
         for socket_count in counts(sockets.len()) {
             for before in BTreeSet::from([0, socket_count / 2, socket_count]) {
                 let (front, back) = sockets[..socket_count].split_at(before);
-                let sequence = [front, &gpus, back].concat();
-                let joined = sequence.windows(2).all(|pair| connected(costs, pair[0], pair[1]));
-                let possible = !sequence.is_empty() && sequence.len() <= costs.layers && joined;
-                if possible && seen.insert(sequence.clone()) {
-                    list.push(sequence);
-                }
+                list.push([front, &gpus, back].concat());
             }
         }
     }
+    let joined = |sequence: &[usize]| sequence.windows(2).all(|pair| costs.p2p(pair[0], pair[1]).is_some());
+    list.retain(|sequence| !sequence.is_empty() && sequence.len() <= costs.layers && joined(sequence));
+    let mut seen = BTreeSet::new();
+    list.retain(|sequence| seen.insert(sequence.clone()));
     list
 }
 
@@ -230,7 +223,7 @@ fn firsts(costs: &CostSums<'_>, gpus: &[usize]) -> Vec<Vec<usize>> {
     let time = |gpu: usize| costs.devices[gpu].pass((0, costs.layers), costs.training);
     let memory = |gpu: usize| -(costs.devices[gpu].usable as f64);
     let way = |gpu: usize| {
-        let others = gpus.iter().filter(|other| **other != gpu && connected(costs, gpu, **other));
+        let others = gpus.iter().filter(|other| **other != gpu && costs.p2p(gpu, **other).is_some());
         others.map(|other| costs.transfers((gpu, *other), middle).0).fold(f64::INFINITY, f64::min)
     };
     for key in [&time as &dyn Fn(usize) -> f64, &memory, &way] {
@@ -274,7 +267,6 @@ fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Cover
     };
     // A host is distinguished by the devices that offload to it.
     let alike = costs.models[a] == costs.models[b]
-        && alike(first, second)
         && first.memory != second.memory
         && helpers(a) == helpers(b)
         && !hosts_a_device(a)

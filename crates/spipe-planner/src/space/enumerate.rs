@@ -20,6 +20,7 @@ use spipe_plan::{
     Context, Dealing, FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Family, InFlight, Knob, Knobs, Placement, Stage, System,
     check_shape,
 };
+use std::collections::BTreeSet;
 
 /// The most devices with which placements are counted: with more, most systems have too many.
 const MOST_DEVICES: usize = 16;
@@ -169,11 +170,9 @@ pub(crate) fn slots(context: &Context<'_>, placement: &Placement) -> Vec<Option<
 /// runs the steps of several stages.
 pub(crate) fn orders(placement: &Placement) -> &'static [bool] {
     let elsewhere = |stage: &Stage| stage.optimizer.filter(|socket| *socket != stage.device);
-    let mut stepping: Vec<DeviceId> = placement.backward_stages().iter().filter_map(elsewhere).collect();
-    let all = stepping.len();
-    stepping.sort_unstable();
-    stepping.dedup();
-    if stepping.len() < all && Knob::UrgentSteps.is_of(placement.system) { &[false, true] } else { &[false] }
+    let stepping: Vec<DeviceId> = placement.backward_stages().iter().filter_map(elsewhere).collect();
+    let sockets: BTreeSet<&DeviceId> = stepping.iter().collect();
+    if sockets.len() < stepping.len() && Knob::UrgentSteps.is_of(placement.system) { &[false, true] } else { &[false] }
 }
 
 /// A walk through all lists of stages that cover the model.

@@ -15,3 +15,14 @@ pub(crate) mod rules;
 pub(crate) mod sharded;
 pub(crate) mod stage_edits;
 pub(crate) mod subproblem;
+
+/// Returns `items` without repetition, in their order.
+pub(crate) fn distinct<T: PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut distinct = Vec::new();
+    for item in items {
+        if !distinct.contains(&item) {
+            distinct.push(item);
+        }
+    }
+    distinct
+}

@@ -1,8 +1,8 @@
 //! Changes of a placement that make it satisfy pins, as its system permits.
 
-use crate::problem::pins::Pins;
 use crate::{
     hosts::{on_device, on_socket, socket, socket_of, sockets},
+    problem::pins::Pins,
     space::rules::{Permission, SystemRules},
 };
 use spipe_base::DeviceId;

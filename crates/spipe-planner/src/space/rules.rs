@@ -115,11 +115,6 @@ impl SystemRules {
     /// Several stages per device, each with choices of its own.
     pub const CUT_STAGES: Self = Self { one_stage_each: false, ..Self::HELPED_STAGES };
 
-    /// Contiguous stages, one per device, with or without host offloads.
-    pub const fn of_stages(host_help: bool) -> Self {
-        if host_help { Self::HELPED_STAGES } else { Self::STAGES }
-    }
-
     /// The bytes that a device holds at a time if `layer` is streamed to it, beside the persistent
     /// bytes of its layers: parameters, and in training gradients. Other resident chunks may hold
     /// no other layer.
@@ -146,12 +141,11 @@ impl SystemRules {
     /// The rules of `system` in a problem: one for each head start, or for each GPU if it runs on
     /// one GPU.
     pub fn in_problem(costs: &CostSums<'_>, system: System) -> Vec<Self> {
-        let alone =
-            |rules: Self| Self { steps_on_host: Permission::Forbidden, offloads: Permission::Forbidden, ..rules };
+        let mut own = Self::of(system);
         // Systems that rest on host offloads keep them.
-        let helped = costs.host_help || !SYSTEMS.contains(&system);
-        let own = Self::of(system);
-        let own = if helped { own } else { alone(own) };
+        if !costs.host_help && SYSTEMS.contains(&system) {
+            (own.steps_on_host, own.offloads) = (Permission::Forbidden, Permission::Forbidden);
+        }
         if own.computing == DeviceSet::OneGpu {
             let gpus = (0..costs.devices.len()).filter(|device| !costs.devices[*device].is_cpu);
             return gpus.map(|gpu| Self { computing: DeviceSet::Only(gpu), ..own }).collect();

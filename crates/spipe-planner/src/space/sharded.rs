@@ -3,12 +3,9 @@
 use crate::hosts::gpus;
 use crate::hosts::socket;
 use crate::space::rules::{Permission, SystemRules};
-use spipe_base::DeviceId;
-use spipe_base::LayerRange;
-use spipe_base::MemoryId;
+use spipe_base::{DeviceId, LayerRange, MemoryId};
 use spipe_cost::Mode;
-use spipe_plan::gathers;
-use spipe_plan::{Context, Stage, System};
+use spipe_plan::{Context, Stage, System, gathers};
 
 /// The home of a stage's parameters and optimizer state. The optimizer step runs where its state
 /// is.
@@ -111,7 +108,7 @@ pub(crate) fn units((first, count): (usize, usize), length: Length) -> Vec<Layer
 }
 
 /// The numbers of GPUs that may share stages: divisors of the number of microbatches.
-pub(crate) fn shares(context: &Context<'_>) -> impl Iterator<Item = usize> {
+pub(crate) fn shares(context: &Context<'_>) -> impl DoubleEndedIterator<Item = usize> {
     let microbatches = context.workload().microbatches;
     (1..=gpus(context).len()).filter(move |shards| microbatches.is_multiple_of(*shards as u64))
 }

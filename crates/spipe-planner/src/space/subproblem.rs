@@ -2,7 +2,7 @@
 //! boundaries, the numbers of recomputed layers, and undecided host offloads.
 
 use crate::{
-    costs::{CostSums, DeviceSums, HostOffload, P2pCost, StageSlot, StageTimes},
+    costs::{CostSums, DeviceSums, HostOffload, StageSlot, StageTimes},
     problem::{Problem, SYSTEMS},
     space::rules::SystemSpec,
 };
@@ -53,7 +53,7 @@ pub(crate) struct Subproblem {
 }
 
 /// A partition of the layers into the stages of a subproblem.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Partition {
     /// The layer after the last one of each stage.
     pub ends: Vec<usize>,
@@ -64,6 +64,36 @@ impl Partition {
     /// The layers of stage `stage`: the first one, and the one after the last.
     pub fn layers(&self, stage: usize) -> (usize, usize) {
         (if stage == 0 { 0 } else { self.ends[stage - 1] }, self.ends[stage])
+    }
+
+    /// Adds a stage that ends before layer `to`.
+    pub fn push(&mut self, to: usize, recomputed: usize) {
+        self.ends.push(to);
+        self.recomputed.push(recomputed);
+    }
+}
+
+/// A partition with a subproblem in which the host offload of every stage is decided.
+#[derive(Clone, Debug)]
+pub(crate) struct DecidedPartition {
+    pub partition: Partition,
+    pub case: Subproblem,
+}
+
+impl DecidedPartition {
+    /// A partition of `case` without its stages.
+    pub fn empty(case: Subproblem) -> Self {
+        Self { partition: Partition::default(), case }
+    }
+
+    /// Adds the next stage, which ends before layer `to`.
+    pub fn push(&mut self, to: usize, recomputed: usize, host_offload: HostOffload) {
+        self.case.stage_slots[self.partition.ends.len()].host_offload = Some(host_offload);
+        self.partition.push(to, recomputed);
+    }
+
+    pub fn placement(&self, costs: &CostSums<'_>) -> Placement {
+        self.case.placement(costs, &self.partition)
     }
 }
 
@@ -100,19 +130,17 @@ impl Subproblem {
         self
     }
 
-    /// The first stage whose host offload is undecided.
-    pub fn undecided(&self) -> Option<usize> {
-        self.stage_slots.iter().position(|stage_slot| stage_slot.host_offload.is_none())
-    }
-
-    /// The subproblem once for each host offload of stage `stage`.
-    pub fn decided(&self, costs: &CostSums<'_>, stage: usize) -> Vec<Self> {
+    /// The subproblem with every combination of host offloads for its undecided stages.
+    pub fn decided(self, costs: &CostSums<'_>) -> Vec<Self> {
+        let Some(stage) = self.stage_slots.iter().position(|stage_slot| stage_slot.host_offload.is_none()) else {
+            return vec![self];
+        };
         let with = |host_offload: &HostOffload| {
             let mut case = self.clone();
             case.stage_slots[stage].host_offload = Some(*host_offload);
-            case
+            case.decided(costs)
         };
-        costs.host_offloads(self.devices[stage]).iter().map(with).collect()
+        costs.host_offloads(self.devices[stage]).iter().flat_map(with).collect()
     }
 
     pub fn stages(&self) -> usize {
@@ -121,12 +149,6 @@ impl Subproblem {
 
     pub fn device<'f>(&self, costs: &'f CostSums<'_>, stage: usize) -> &'f DeviceSums {
         &costs.devices[self.devices[stage]]
-    }
-
-    /// The costs of copying activations over the boundary after `stage`, and gradients back.
-    pub fn p2p_both_ways<'f>(&self, costs: &'f CostSums<'_>, stage: usize) -> Option<(&'f P2pCost, &'f P2pCost)> {
-        let (from, to) = (self.devices[stage], self.devices[stage + 1]);
-        Some((costs.p2p(from, to)?, costs.p2p(to, from)?))
     }
 
     /// The times of activations and gradients over the boundary after `stage`, in ms, if the stage

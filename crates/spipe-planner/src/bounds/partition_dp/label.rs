@@ -1,7 +1,6 @@
 //! Labels of the dynamic program: path lengths through the stages behind a layer, with dominance.
 
-use crate::costs::HostOffload;
-use crate::problem::tolerances::LABELS;
+use crate::{costs::HostOffload, problem::tolerances::LABELS};
 
 /// Limits on the labels per layer.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -40,17 +40,19 @@
 //! Last stages that subproblems have in common are evaluated once.
 
 mod backtrack;
-mod hosts;
 mod label;
 pub(crate) mod partitioner;
 
-use crate::problem::tolerances::ROUNDING;
 use crate::{
     bisect::first_of,
-    bounds::partition_dp::partitioner::{Partitioner, some},
+    bounds::partition_dp::{
+        backtrack::trace,
+        label::{Label, LabelSet, SOCKETS, Suffix, TurnCounts, Turns},
+        partitioner::{Partitioner, some},
+    },
     costs::{CostSums, DeviceSums, HostOffload, StageSlot, StageTimes},
-    problem::Deadline,
-    space::subproblem::Subproblem,
+    problem::{Deadline, tolerances::ROUNDING},
+    space::subproblem::{DecidedPartition, Subproblem},
 };
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -58,10 +60,7 @@ use std::collections::BTreeMap;
 #[cfg(test)]
 mod tests;
 
-use crate::bounds::partition_dp::backtrack::trace;
-pub(crate) use crate::bounds::partition_dp::backtrack::{DecidedPartition, any};
 pub(crate) use crate::bounds::partition_dp::label::LabelLimits;
-use crate::bounds::partition_dp::label::{Label, LabelSet, SOCKETS, Suffix, TurnCounts, Turns};
 
 /// Number of layers above which fewer labels are kept, since the work grows with the square of both, and
 /// the least number kept.
@@ -369,8 +368,7 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
         choice: &StageChoice,
         next: Option<&Suffix>,
     ) -> Option<Suffix> {
-        let helper = at.device.host(choice.host_offload).and_then(|host| self.slot(host.socket.index()));
-        let held = self.held(at, (from, to), (choice, helper), next)?;
+        let held = self.held(at, (from, to), choice, next)?;
         if !self.cycles() {
             return Some(Suffix { held, ..Suffix::NOTHING });
         }
@@ -387,6 +385,28 @@ impl<'d, 'a> PartitionSearch<'d, 'a> {
         let passed = behind.passes + times.stepped().max(self.before[from]);
         let met = passed <= self.limit && behind.stepped <= self.all_sockets * self.limit;
         met.then_some(Suffix { held, ..behind })
+    }
+
+    /// Returns the bytes in host memories; none where they do not fit. A stage that shares a memory
+    /// may recompute more than it would alone, so the smaller need counts.
+    fn held(
+        &self,
+        at: &At<'_>,
+        (from, to): (usize, usize),
+        choice: &StageChoice,
+        next: Option<&Suffix>,
+    ) -> Option<[u64; SOCKETS]> {
+        let mut held = next.map_or([0; SOCKETS], |next| next.held);
+        let (_, most) = at.device.recomputes(self.costs.training, from, to)?;
+        if let Some(home) = at.home {
+            let need = |recomputed: usize| at.device.need(at.stage_slot, (from, to), recomputed);
+            held[home] += need(choice.recomputed).min(need(most));
+        }
+        let host = at.device.host(choice.host_offload);
+        if let Some(helper) = host.and_then(|host| self.slot(host.socket.index())) {
+            held[helper] += at.device.need_of_host(at.stage_slot, choice.host_offload, (from, to), most);
+        }
+        held.iter().zip(&self.usable).all(|(held, usable)| held <= usable).then_some(held)
     }
 
     /// Extends `next` by the passes of a stage, without its step; none if a bound is violated.

@@ -2,12 +2,12 @@
 //! least recompute that the dynamic program needs.
 
 use crate::{
-    bounds::partition_dp::{DecidedPartition, LabelLimits, PartitionSearch, any},
+    bounds::partition_dp::{LabelLimits, PartitionSearch, backtrack::any},
     costs::{CostSums, HostOffload, StageSlot},
     problem::Deadline,
     space::{
         device_orders::{Coverage, classes},
-        subproblem::{Partition, Subproblem},
+        subproblem::{DecidedPartition, Partition, Subproblem},
     },
 };
 use rayon::prelude::*;
@@ -35,24 +35,10 @@ impl<'f, 'a> Partitioner<'f, 'a> {
 
     /// Adds the tables of `cases`.
     pub fn extend(&mut self, cases: &[Subproblem]) {
-        let decided = |stage_slot: &StageSlot| {
-            let host_offloads = match stage_slot.host_offload {
-                Some(host_offload) => vec![host_offload],
-                None => self.costs.host_offloads(stage_slot.device).to_vec(),
-            };
-            let stage_slot = *stage_slot;
-            host_offloads
-                .into_iter()
-                .map(move |host_offload| StageSlot { host_offload: Some(host_offload), ..stage_slot })
-        };
-        let stage_slots: BTreeSet<StageSlot> = cases
-            .iter()
-            .flat_map(|case| &case.stage_slots)
-            .flat_map(decided)
-            .map(|stage_slot| self.key(stage_slot))
-            .collect();
-        let missing: Vec<StageSlot> =
-            stage_slots.into_iter().filter(|stage_slot| !self.least.contains_key(stage_slot)).collect();
+        let stage_slots = cases.iter().flat_map(|case| &case.stage_slots);
+        let decided = stage_slots.flat_map(|stage_slot| self.decided(*stage_slot));
+        let keys: BTreeSet<StageSlot> = decided.map(|(_, stage_slot)| self.key(stage_slot)).collect();
+        let missing: Vec<StageSlot> = keys.into_iter().filter(|key| !self.least.contains_key(key)).collect();
         let table = |stage_slot: StageSlot| (stage_slot, least_recompute(self.costs, stage_slot));
         let tables: Vec<(StageSlot, Vec<u16>)> = missing.into_par_iter().map(table).collect();
         self.least.extend(tables);
@@ -70,13 +56,8 @@ impl<'f, 'a> Partitioner<'f, 'a> {
         let indifferent = self.costs.devices[stage_slot.device].is_indifferent();
         let host_offload =
             stage_slot.host_offload.map(|host_offload| if indifferent { host_offload.nearest() } else { host_offload });
-        StageSlot {
-            first: false,
-            last: false,
-            device: self.costs.models[stage_slot.device],
-            host_offload,
-            ..stage_slot
-        }
+        let device = self.costs.models[stage_slot.device];
+        StageSlot { first: false, last: false, device, host_offload, ..stage_slot }
     }
 
     fn width(&self) -> usize {
@@ -109,17 +90,15 @@ impl<'f, 'a> Partitioner<'f, 'a> {
 
     /// Returns the host offloads of a slot, each with the least recompute of every range of layers.
     pub fn choices(&self, stage_slot: StageSlot) -> Option<Vec<(HostOffload, &[u16])>> {
-        let host_offloads = match stage_slot.host_offload {
-            Some(host_offload) => vec![host_offload],
-            None => self.costs.host_offloads(stage_slot.device).to_vec(),
-        };
-        let table = |host_offload: HostOffload| {
-            Some((
-                host_offload,
-                self.least.get(&self.key(StageSlot { host_offload: Some(host_offload), ..stage_slot }))?.as_slice(),
-            ))
-        };
-        host_offloads.into_iter().map(table).collect()
+        let table = |(host_offload, decided)| Some((host_offload, self.least.get(&self.key(decided))?.as_slice()));
+        self.decided(stage_slot).map(table).collect()
+    }
+
+    /// Returns the host offloads that a slot leaves open, each with the slot that has it.
+    fn decided(&self, stage_slot: StageSlot) -> impl Iterator<Item = (HostOffload, StageSlot)> {
+        let all = self.costs.host_offloads(stage_slot.device).iter().copied();
+        let open = all.filter(move |_| stage_slot.host_offload.is_none()).chain(stage_slot.host_offload);
+        open.map(move |host_offload| (host_offload, StageSlot { host_offload: Some(host_offload), ..stage_slot }))
     }
 
     /// Returns the partition given by the start of each stage for each end, with its least

@@ -1,18 +1,18 @@
 //! The dynamic program over chains of devices: states count the devices of each kind behind, labels
 //! the bytes that hosts hold.
 
-use crate::feasibility::capacity::{
-    HOSTS, Hosts, Question,
-    cut::CutStage,
-    hold::{Entry, HeldStage, Hold},
-    host_memories, hosts_of,
-    packing::{PackedStage, Packing},
-};
 use crate::{
     costs::{CostSums, HostOffload},
+    feasibility::capacity::{
+        HOSTS, Hosts, Question,
+        cut::CutStage,
+        hold::{Entry, HeldStage, Hold},
+        host_memories, hosts_of,
+        packing::{PackedStage, Packing},
+    },
     space::{
         rules::SystemSpec,
-        subproblem::{Partition, ScheduleKind, Subproblem},
+        subproblem::{DecidedPartition, ScheduleKind, Subproblem},
     },
 };
 use spipe_base::MemoryId;
@@ -228,16 +228,13 @@ impl<'q, 'f, 'a> Chain<'q, 'f, 'a> {
 fn placement(costs: &CostSums<'_>, schedule: ScheduleKind, stages: &[(PackedStage, &[CutStage])]) -> Placement {
     let stages = stages.iter().flat_map(|(packed, stages)| stages.iter().map(move |stage| (*packed, stage)));
     let devices: Vec<usize> = stages.clone().map(|(packed, _)| packed.device).collect();
-    let mut case = Subproblem::new(costs, &devices, schedule);
-    let mut partition = Partition { ends: Vec::new(), recomputed: Vec::new() };
-    for (stage_slot, (packed, stage)) in case.stage_slots.iter_mut().zip(stages) {
+    let mut decided = DecidedPartition::empty(Subproblem::new(costs, &devices, schedule));
+    for (packed, stage) in stages {
         let helped = stage.host_offload != HostOffload::NONE;
-        stage_slot.host_offload =
-            Some(if helped { HostOffload { host: packed.host, ..stage.host_offload } } else { HostOffload::NONE });
-        partition.ends.push(stage.to);
-        partition.recomputed.push(stage.recomputed);
+        let host_offload = HostOffload { host: if helped { packed.host } else { 0 }, ..stage.host_offload };
+        decided.push(stage.to, stage.recomputed, host_offload);
     }
-    case.placement(costs, &partition)
+    decided.placement(costs)
 }
 
 /// Inserts `way` unless one of `ways` dominates it in every sum, and removes those that it

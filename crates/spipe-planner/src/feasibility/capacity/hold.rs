@@ -1,16 +1,19 @@
 //! Tables of the least host bytes of consecutive layers on a device, in one stage or in several.
 
-use crate::feasibility::capacity::{
-    CostSums, HostOffload, ScheduleKind, StageSlot, Subproblem,
-    cut::{self, CutNeeds, CutStage, LayerRangeNeeds},
-    hold_alike, rooms,
-};
 use crate::{
     costs::{slots_in, slots_out},
+    feasibility::capacity::{
+        CostSums, HostOffload, ScheduleKind, StageSlot, Subproblem,
+        cut::{self, CutNeeds, CutStage, LayerRangeNeeds},
+        hold_alike, rooms,
+    },
     problem::Deadline,
 };
 use rayon::prelude::*;
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The host bytes of layers, and the stages in which they need these.
 #[derive(Clone, Debug)]
@@ -122,10 +125,8 @@ impl Holds {
     /// Fills the tables with an entry for all layers that may fit a device.
     fn filled(mut self, costs: &CostSums<'_>, of: &(dyn Fn(HeldStage) -> Option<Entry> + Sync)) -> Self {
         let firsts = (0..self.alike.len()).filter(|device| self.alike[*device] == *device);
-        let keys = firsts.flat_map(|device| self.in_flight.iter().map(move |in_flight| (device, *in_flight)));
-        let mut keys: Vec<(usize, u64)> = keys.collect();
-        keys.sort_unstable();
-        keys.dedup();
+        let of_device = |device| self.in_flight.iter().map(move |in_flight| (device, *in_flight));
+        let keys: BTreeSet<(usize, u64)> = firsts.flat_map(of_device).collect();
         let table = |(device, in_flight): (usize, u64)| -> Table {
             let own = &costs.devices[device];
             let ending = |to: usize| {

@@ -87,7 +87,7 @@ fn an_undecided_problem_is_not_called_infeasible() {
         let options = Options { time_limit, ..Options::default() };
         let systems = vec![System::OneForwardOneBackward];
         let problem = Problem { context, systems, options, evaluator: &|_: &Placement| None, stop: &stop };
-        crate::plan_all(&problem, crate::search::planner("ilp").unwrap().as_ref())
+        crate::plan_all(&problem, crate::search::planner("ilp").unwrap())
     };
     // The memory bound of several stages on a device takes seconds.
     let late = plan(Duration::from_millis(40));

@@ -1,12 +1,12 @@
 //! Columns and rows of the assignment program.
 
-use crate::formulation::assignment::{DeviceClass, positions::Position, ways};
-use crate::problem::tolerances::ROUNDING;
 use crate::{
     costs::{CostSums, DeviceSums},
+    formulation::assignment::{DeviceClass, positions::Position, ways},
+    problem::tolerances::ROUNDING,
     space::rules::{Permission, SystemRules, Warmup},
 };
-use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable};
+use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
 use spipe_base::{Bytes, LinkId, MemoryId};
 use spipe_hardware::MemoryKind;
 use spipe_plan::{Activations, OFFLOAD_SLOTS};
@@ -33,8 +33,7 @@ pub(crate) struct AssignmentProgram<'f, 'a> {
     /// Bytes to leave free in each device's memory, if layers are whole.
     whole: Option<&'f [u64]>,
     pub rows: Vec<Constraint>,
-    /// Number of layers of each run with each choice: run, class, choice and variable.
-    pub shares: Vec<(usize, usize, LayerMode<'f>, Variable)>,
+    pub shares: Vec<Column<'f>>,
     /// Loads of each class of devices, its links and the sockets.
     pub efforts: Vec<Expression>,
     /// All passes, recompute included; the backwards with their recompute; the recompute of one
@@ -43,6 +42,9 @@ pub(crate) struct AssignmentProgram<'f, 'a> {
     pub returned: Expression,
     pub again: Expression,
 }
+
+/// Number of layers of a run with a choice: run, class, choice and variable.
+pub(crate) type Column<'d> = (usize, usize, LayerMode<'d>, Variable);
 
 /// Mode of a layer on a device.
 #[derive(Clone, Copy)]
@@ -70,43 +72,40 @@ pub(crate) struct ResourceLoad {
 }
 
 impl<'f, 'a> AssignmentProgram<'f, 'a> {
-    /// Creates an empty program for an iteration of `busiest` × `unit` ms.
+    /// Creates the program of an iteration, where one microbatch takes `chain` ms. With `whole`,
+    /// layers are whole, and these bytes are left free on each device.
     pub fn new(
         (costs, rules): (&'f CostSums<'a>, &'f SystemRules),
-        (unit, busiest): (f64, Variable),
-        turn: Option<Warmup>,
         classes: &[DeviceClass],
-    ) -> Self {
+        (chain, turn): (f64, Option<Warmup>),
+        whole: Option<&'f [u64]>,
+    ) -> (ProblemVariables, Self) {
+        let mut vars = variables!();
         let devices: usize = classes.iter().map(|class| class.count).sum();
-        let place = || Position::new(classes.len());
-        let places = (0..if turn.is_some() { devices } else { 1 }).map(|_| place()).collect();
-        let (rows, shares, efforts) = (Vec::new(), Vec::new(), Vec::new());
-        let (computed, returned, again, before_turning) = Default::default();
-        let whole = None;
-        Self {
+        let places = if turn.is_some() { devices } else { 1 };
+        let mut program = Self {
             costs,
             rules,
-            unit,
-            busiest,
+            // Values are near one then.
+            unit: if chain > 0.0 { chain } else { 1.0 },
+            busiest: vars.add(variable().min(0.0).name("busiest")),
             turn,
-            places,
-            before_turning,
+            places: (0..places).map(|_| Position::new(classes.len())).collect(),
+            before_turning: Expression::default(),
             whole,
-            rows,
-            shares,
-            efforts,
-            computed,
-            returned,
-            again,
-        }
+            rows: Vec::new(),
+            shares: Vec::new(),
+            efforts: Vec::new(),
+            computed: Expression::default(),
+            returned: Expression::default(),
+            again: Expression::default(),
+        };
+        program.layers(classes, &mut vars);
+        program.fill(classes);
+        (vars, program)
     }
 
-    /// Requires whole layers, and leaves `free` bytes on each device.
-    pub fn whole(self, free: &'f [u64]) -> Self {
-        Self { whole: Some(free), ..self }
-    }
-
-    pub fn layers(&mut self, classes: &[DeviceClass], vars: &mut ProblemVariables) {
+    fn layers(&mut self, classes: &[DeviceClass], vars: &mut ProblemVariables) {
         let mut burdens: Vec<ResourceLoad> = classes.iter().map(|_| ResourceLoad::default()).collect();
         let mut host = ResourceLoad::default();
         for (run, (first, count)) in self.costs.runs.iter().enumerate() {
@@ -159,7 +158,7 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
     ///
     /// The bound is weakest with all devices used, provided that there is enough work for all of
     /// them. Positions of a chain have bounds of their own instead.
-    pub fn fill(&mut self, classes: &[DeviceClass]) {
+    fn fill(&mut self, classes: &[DeviceClass]) {
         let first_trained = self.costs.context.cost.trained_parameters(0.into()) > 0;
         let SystemRules { synchronous, splits, apart, in_rounds, .. } = *self.rules;
         if self.turn.is_some() || !self.costs.training || !synchronous || splits || apart || !first_trained {

@@ -1,7 +1,10 @@
 //! Assignment program with whole layers: how many layers of each run go to which device class, at
 //! which position of the chain, and in which mode.
 
-use crate::formulation::assignment::{DeviceClass, LARGEST, chain, classes, columns::AssignmentProgram, unit};
+use crate::formulation::assignment::{
+    DeviceClass, LARGEST, chain, classes,
+    columns::{AssignmentProgram, Column},
+};
 use crate::problem::bound::Bound;
 use crate::problem::tolerances::{ASSIGNMENT_LOAD, PROGRAM};
 use crate::{
@@ -9,7 +12,7 @@ use crate::{
     formulation::solver::{Minimum, Settings, minimise},
     space::rules::{SystemRules, Warmup},
 };
-use good_lp::{Constraint, Expression, ProblemVariables, Solution, Variable, constraint, variable, variables};
+use good_lp::{Constraint, Expression, ProblemVariables, Solution, Variable, constraint};
 use spipe_plan::Activations;
 use std::{
     collections::{BTreeMap, HashMap},
@@ -89,23 +92,18 @@ pub(crate) fn counts(costs: &CostSums<'_>, rules: &SystemRules, limits: SolveLim
     let Some(program) = IntegralProgram::new((costs, rules), limits) else {
         return IntegralOutcome::Open { least: Bound::NONE };
     };
-    let (vars, mut spread) = program.spread(true);
+    let (vars, spread) = program.spread(true);
     let parts = spread.efforts.len() as f64;
     let objective = spread.busiest + spread.effort() * ASSIGNMENT_LOAD;
-    let Minimum { values, bound, closed } = program.solve(vars, (std::mem::take(&mut spread.rows), objective), NODES);
+    let Minimum { values, bound, closed } = program.solve(vars, (spread.rows, objective), NODES);
     if bound == Bound::Infeasible {
         return IntegralOutcome::Never;
     }
-    let least = bound.times(unit(program.chain) * (1.0 - PROGRAM) / (1.0 + ASSIGNMENT_LOAD * parts));
+    let least = bound.times(spread.unit * (1.0 - PROGRAM) / (1.0 + ASSIGNMENT_LOAD * parts));
     let Some(first) = values else { return IntegralOutcome::Open { least } };
     let again = program.with_least_effort(&first);
     let solution = again.as_ref().unwrap_or(&first);
-    let share = |(run, class, choice, variable): &(
-        usize,
-        usize,
-        crate::formulation::assignment::columns::LayerMode<'_>,
-        Variable,
-    )| Share {
+    let share = |(run, class, choice, variable): &Column<'_>| Share {
         run: *run,
         layers: solution.value(*variable).round().max(0.0) as usize,
         class: *class,
@@ -133,7 +131,7 @@ pub(crate) fn one_class_per_position(costs: &CostSums<'_>, rules: &SystemRules, 
     let (vars, spread) = program.spread(false);
     let Minimum { bound, .. } = program.solve(vars, (spread.rows, spread.busiest.into()), i32::MAX);
     // Infeasible where no placement is within `limits.most`.
-    bound.times(unit(program.chain) * (1.0 - PROGRAM)).min(Bound::of_limit(limits.most))
+    bound.times(spread.unit * (1.0 - PROGRAM)).min(Bound::of_limit(limits.most))
 }
 
 struct IntegralProgram<'p, 'a> {
@@ -161,13 +159,9 @@ impl<'p, 'a> IntegralProgram<'p, 'a> {
     /// Returns variables and rows, always in the same order: with whole layers in model order, or
     /// with fractions.
     fn spread(&self, whole: bool) -> (ProblemVariables, AssignmentProgram<'p, 'a>) {
-        let mut vars = variables!();
-        let busiest = vars.add(variable().min(0.0).name("busiest"));
-        let unit = unit(self.chain);
-        let spread = AssignmentProgram::new((self.costs, self.rules), (unit, busiest), self.turn, &self.classes);
-        let mut spread = if whole { spread.whole(self.limits.free) } else { spread };
-        spread.layers(&self.classes, &mut vars);
-        spread.fill(&self.classes);
+        let free = whole.then_some(self.limits.free);
+        let (mut vars, mut spread) =
+            AssignmentProgram::new((self.costs, self.rules), &self.classes, (self.chain, self.turn), free);
         if self.turn.is_some() {
             spread.assign_classes(&self.classes, &mut vars);
             if whole {
@@ -175,7 +169,7 @@ impl<'p, 'a> IntegralProgram<'p, 'a> {
             }
         }
         if self.limits.most.is_finite() {
-            spread.rows.push(constraint!(busiest <= self.limits.most / unit));
+            spread.rows.push(constraint!(spread.busiest <= self.limits.most / spread.unit));
         }
         (vars, spread)
     }

@@ -13,19 +13,16 @@ pub(crate) use crate::formulation::assignment::integral::{
     IntegralOutcome, LayerCounts, Share, SolveLimits, one_class_per_position,
 };
 
-use crate::formulation::assignment::columns::{AssignmentProgram, rate};
-use crate::problem::bound::Bound;
-use crate::problem::tolerances::PROGRAM;
 use crate::{
-    costs::{CostSums, alike},
+    costs::CostSums,
     formulation::{
+        assignment::columns::{AssignmentProgram, rate},
         sharded::least as least_of_shared,
         solver::{Minimum, Settings, minimise},
     },
-    problem::{Deadline, SYSTEMS, pins::Pins},
+    problem::{Deadline, SYSTEMS, bound::Bound, pins::Pins, tolerances::PROGRAM},
     space::rules::{Permission, SystemRules, Warmup},
 };
-use good_lp::{variable, variables};
 use spipe_base::Bytes;
 use spipe_cost::LayerMemory;
 use spipe_plan::{Family, GRADIENT_SLOTS, System};
@@ -56,7 +53,7 @@ pub(crate) fn least_of_stages(costs: &CostSums<'_>, systems: &[System]) -> Bound
     let of_stages = systems.iter().filter(|system| SYSTEMS.contains(system));
     let turns: BTreeSet<Option<Warmup>> =
         of_stages.flat_map(|system| SystemRules::in_problem(costs, *system)).map(|rules| rules.turn).collect();
-    let stages = SystemRules::of_stages(costs.host_help);
+    let stages = if costs.host_help { SystemRules::HELPED_STAGES } else { SystemRules::STAGES };
     let bounds = turns.into_iter().map(|turn| relaxation(costs, &SystemRules { turn, ..stages }, None));
     bounds.reduce(Bound::min).unwrap_or(Bound::NONE)
 }
@@ -95,7 +92,8 @@ pub(crate) fn relaxation(costs: &CostSums<'_>, rules: &SystemRules, deadline: Op
         if late() { compute_bound::of(costs, rules.computing) } else { spread(costs, rules, (classes, chain), turn) }
     };
     let parts = streaming_or_not(costs, rules, classes.clone());
-    let pass = Bound::AtLeast(chain_or_zero(costs, rules, chain));
+    // Where iterations do not wait for each other, one pass bounds none.
+    let pass = if costs.training && rules.synchronous { Bound::AtLeast(chain) } else { Bound::NONE };
     parts.iter().map(of_part).fold(Bound::Infeasible, Bound::min).max(pass)
 }
 
@@ -106,27 +104,12 @@ fn spread(
     (classes, chain): (&[DeviceClass], f64),
     turn: Option<Warmup>,
 ) -> Bound {
-    let mut vars = variables!();
-    let busiest = vars.add(variable().min(0.0).name("busiest"));
-    let unit = unit(chain);
-    let mut spread = AssignmentProgram::new((costs, rules), (unit, busiest), turn, classes);
-    spread.layers(classes, &mut vars);
-    spread.fill(classes);
+    let (vars, spread) = AssignmentProgram::new((costs, rules), classes, (chain, turn), None);
     let settings = Settings { time_limit: costs.program_time, ..Settings::default() };
-    match minimise(vars, (spread.rows, busiest.into()), &settings) {
-        Minimum { bound, closed: true, .. } => bound.times(unit * (1.0 - PROGRAM)),
+    match minimise(vars, (spread.rows, spread.busiest.into()), &settings) {
+        Minimum { bound, closed: true, .. } => bound.times(spread.unit * (1.0 - PROGRAM)),
         _ => Bound::NONE,
     }
-}
-
-/// Returns the ms that are 1 in a program, so that its values are near one.
-fn unit(chain: f64) -> f64 {
-    if chain > 0.0 { chain } else { 1.0 }
-}
-
-/// Returns `chain` where iterations wait for each other; otherwise it bounds no iteration.
-fn chain_or_zero(costs: &CostSums<'_>, rules: &SystemRules, chain: f64) -> f64 {
-    if costs.training && rules.synchronous { chain } else { 0.0 }
 }
 
 /// A class of devices with equal times and bytes.
@@ -145,11 +128,8 @@ struct DeviceClass {
 
 fn classes(costs: &CostSums<'_>, rules: &SystemRules) -> Vec<DeviceClass> {
     let mut classes: Vec<DeviceClass> = Vec::new();
-    for (index, device) in costs.devices.iter().enumerate() {
-        if !rules.computing.allows(index, costs) {
-            continue;
-        }
-        match classes.iter_mut().find(|class| alike(&costs.devices[class.members[0]], device)) {
+    for index in (0..costs.devices.len()).filter(|device| rules.computing.allows(*device, costs)) {
+        match classes.iter_mut().find(|class| costs.models[class.members[0]] == costs.models[index]) {
             Some(class) => {
                 class.members.push(index);
                 class.count += 1;

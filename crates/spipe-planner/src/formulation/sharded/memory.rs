@@ -1,7 +1,7 @@
 //! Memory of sharded stages: of a given division, and lower bounds for any division.
 
-use crate::costs::CostSums;
 use crate::{
+    costs::CostSums,
     formulation::sharded::ShardedProgram,
     space::sharded::{Home, Length, ShardedMode, gathered, units},
 };

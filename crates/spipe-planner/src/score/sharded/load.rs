@@ -1,6 +1,7 @@
 //! The load of each resource of a sharded placement: the time for which one iteration keeps it
 //! busy, a lower bound on the iteration time.
 
+use crate::costs::{bytes_of, ms_of};
 use crate::score::lane::{Lane, link_times};
 use crate::space::sharded::gathered;
 use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
@@ -77,14 +78,11 @@ impl<'b, 'a> Busy<'b, 'a> {
     fn on_device(&mut self, at: usize, (stage, gathers): (&Stage, f64)) {
         let (context, here) = (self.context, self.devices[at]);
         let returns = context.backward_of(stage.layers).is_some();
-        let time = |part: fn(&LayerTime) -> f64| -> f64 {
-            stage.layers.iter().filter_map(|layer| context.cost.time(layer, here)).map(part).sum()
-        };
-        let again = stage.recomputed_layers().into_iter().flat_map(|layers| layers.iter());
-        let again: f64 =
-            again.filter_map(|layer| context.cost.time(layer, here)).map(|time| time.forward.to_ms()).sum();
-        let back = if returns { again + time(|time| time.backward().to_ms()) } else { 0.0 };
-        let passes = self.rounds * (time(|time| time.forward.to_ms()) + back);
+        let forward = |layers: LayerRange| ms_of(context, (layers, here), |time| time.forward);
+        let again = stage.recomputed_layers().map_or(0.0, forward);
+        let backward = ms_of(context, (stage.layers, here), LayerTime::backward);
+        let back = if returns { again + backward } else { 0.0 };
+        let passes = self.rounds * (forward(stage.layers) + back);
         self.add(Lane::Passes(here), passes);
         self.add(Lane::Compute(here), passes);
         let scatters = if returns { self.rounds } else { 0.0 };
@@ -157,9 +155,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         ((gathers, scatters), (from_host, to_host)): ((f64, f64), (f64, f64)),
     ) {
         let (context, here, count) = (self.context, self.devices[at], self.devices.len());
-        let bytes = |part: fn(&LayerMemory) -> Bytes| -> Bytes {
-            stage.layers.iter().map(|layer| part(context.cost.memory(layer, here))).sum()
-        };
+        let bytes = |part: fn(&LayerMemory) -> Bytes| bytes_of(context, (stage.layers, here), part);
         let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
         let moved = gathers * self.ring(parameters) + scatters * self.ring(gradients);
         let slowest = self.moves(self.before(at), moved);

@@ -1,8 +1,8 @@
 //! An estimate of the iteration time of a sharded placement: a walk through the passes of one
 //! device, which gathers ahead where there is room.
 
-use crate::score::sharded::load::Busy;
-use spipe_base::{DeviceId, LayerId};
+use crate::{costs::ms_of, score::sharded::load::Busy};
+use spipe_base::{LayerRange, Seconds};
 use spipe_cost::LayerTime;
 use spipe_plan::{Context, GRADIENT_SLOTS, Placement, Stage, Use, Window, round};
 
@@ -72,19 +72,13 @@ fn of_stages(times: &[SharedStageTimes], shape: IterationShape) -> f64 {
 
 impl Busy<'_, '_> {
     fn times(&mut self, stage: &Stage) -> SharedStageTimes {
-        let context = self.context;
-        let again = stage.recomputed_layers();
-        let on = |part: &dyn Fn(&LayerTime) -> f64, layers: &mut dyn Iterator<Item = LayerId>| {
-            let layers: Vec<_> = layers.collect();
-            let of = |device: &DeviceId| -> f64 {
-                layers.iter().filter_map(|layer| context.cost.time(*layer, *device)).map(part).sum()
-            };
-            self.devices.iter().map(of).fold(0.0, f64::max)
+        let slowest = |layers: LayerRange, part: fn(&LayerTime) -> Seconds| {
+            self.devices.iter().map(|device| ms_of(self.context, (layers, *device), part)).fold(0.0, f64::max)
         };
-        let forward = |time: &LayerTime| time.forward.to_ms();
-        let again = on(&forward, &mut again.iter().flat_map(|layers| layers.iter()));
-        let backward = again + on(&|time| time.backward().to_ms(), &mut stage.layers.iter());
-        let forward = on(&forward, &mut stage.layers.iter());
+        let forward = |layers: LayerRange| slowest(layers, |time| time.forward);
+        let again = stage.recomputed_layers().map_or(0.0, forward);
+        let backward = again + slowest(stage.layers, LayerTime::backward);
+        let forward = forward(stage.layers);
         let [gather, scatter] = self.passing(stage);
         let (step, on_host) = self.stepping(stage);
         SharedStageTimes { forward, backward, gather, scatter, step, on_host }

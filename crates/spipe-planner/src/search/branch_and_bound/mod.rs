@@ -13,44 +13,30 @@
 
 mod tree;
 
-use crate::problem::in_pool;
-use crate::search::branch_and_bound::tree::Tree;
-use crate::space::subproblem::cases;
 use crate::{
     costs::CostSums,
     feasibility::shortage,
-    problem::{Claim, Deadline, PlanError, Planner, Problem, Solution},
+    problem::{Deadline, PlanError, Problem, Solution, in_pool},
+    search::branch_and_bound::tree::Tree,
     space::{
         device_orders::{self, Coverage},
-        subproblem::Subproblem,
+        subproblem::{Subproblem, cases},
     },
 };
-
-/// The planner `ilp`.
-pub(crate) struct Ilp;
-
-impl Planner for Ilp {
-    fn name(&self) -> &'static str {
-        "ilp"
-    }
-
-    fn claim(&self) -> Claim {
-        Claim::OptimalWithinGap
-    }
-
-    fn plan(&self, problem: &Problem<'_>) -> Result<Solution, PlanError> {
-        let deadline = Deadline::new(problem);
-        let costs = CostSums::new(problem.context, &problem.options);
-        shortage::obvious(&costs)?;
-        in_pool(problem, || plan(problem, &costs, &deadline))
-    }
-}
 
 /// Number of device orders up to which all are searched at once, without a first search that prunes
 /// them.
 pub(crate) const FEW: usize = 100;
 
-fn plan(problem: &Problem<'_>, costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Result<Solution, PlanError> {
+/// The planner `ilp`.
+pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
+    let deadline = Deadline::new(problem);
+    let costs = CostSums::new(problem.context, &problem.options);
+    shortage::obvious(&costs)?;
+    in_pool(problem, || searched(problem, &costs, &deadline))
+}
+
+fn searched(problem: &Problem<'_>, costs: &CostSums<'_>, deadline: &Deadline<'_>) -> Result<Solution, PlanError> {
     let open = |list: &[Vec<usize>]| -> Vec<Subproblem> {
         cases(problem, costs, list).into_iter().map(|case| case.with_host_offload(costs, None)).collect()
     };
@@ -67,6 +53,6 @@ fn plan(problem: &Problem<'_>, costs: &CostSums<'_>, deadline: &Deadline<'_>) ->
         return first.run(Coverage::Natural);
     }
     let limit = first.least_of_interest();
-    let all = device_orders::within(costs, (problem.options.sequence_limit, limit), Some(deadline));
+    let all = device_orders::within(costs, (device_orders::MOST, limit), Some(deadline));
     search(&all.list).with(first).run(all.coverage)
 }

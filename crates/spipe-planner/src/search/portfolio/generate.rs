@@ -1,18 +1,13 @@
 //! Simulation of the generated candidates of each system, in ascending order of estimated time.
 
-use crate::problem::budget;
-use crate::problem::tolerances::ROUNDING;
 use crate::{
-    candidates::mobius,
+    candidates::{from_milp, mobius, pipelines, sharded},
     formulation::assignment::least,
-    problem::Deadline,
+    problem::{Deadline, budget, tolerances::ROUNDING},
     score::{
         estimate::estimate,
         judge::{Scored, busiest, faster, judge, judge_within},
     },
-};
-use crate::{
-    candidates::{from_milp, pipelines, sharded},
     search::portfolio::{FAR, Portfolio, SystemState, allowed},
 };
 use rayon::prelude::*;
@@ -53,8 +48,7 @@ impl Portfolio<'_, '_> {
             }
             // Without an incumbent from outside, a system far below the best plan is tried after
             // the deadline too.
-            let far = self.best().is_none_or(|(time, _)| self.systems[index].bound < time.to_ms() / FAR)
-                && self.problem.options.incumbent.is_none();
+            let far = self.systems[index].bound < self.best_ms() / FAR && self.problem.options.incumbent.is_none();
             if until.over() && !(far && until.allows(looks)) {
                 self.systems[index].best = heuristic;
                 continue;
@@ -73,7 +67,7 @@ impl Portfolio<'_, '_> {
     /// Simulates what the programs of sharded systems yield, where none of a system's candidates fits and
     /// the best plan is far from its bound: where memory is that scarce, they find what fits.
     pub(crate) fn count_shared(&mut self) {
-        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
+        let best = self.best_ms();
         for index in 0..self.systems.len() {
             let known = &self.systems[index];
             let none = known.best.is_none() && known.bound < best / FAR;
@@ -131,8 +125,8 @@ impl Portfolio<'_, '_> {
             fitting.sort_by(|one, other| one.rank.total_cmp(&other.rank));
         }
         let unfit = candidates.len() - fitting.len();
-        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        fitting.retain(|one| one.rank <= best * self.problem.promising());
+        let most = self.best_ms() * self.problem.promising();
+        fitting.retain(|one| one.rank <= most);
         fitting.truncate(self.problem.most_candidates());
         // Candidates that are nearly as fast are improved as well.
         let reach = reach(family);

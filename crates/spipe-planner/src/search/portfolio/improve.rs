@@ -1,15 +1,14 @@
 //! Improvement of the best placements by local search, and enumeration of systems with few
 //! placements.
 
-use crate::problem::bound::Bound;
-use crate::search::{
-    exhaust,
-    portfolio::{NEARBY, PROMISING, Portfolio, SystemState},
-};
 use crate::{
     improve::refine,
-    problem::{Effort, SYSTEMS},
-    score::judge::{Scored, faster},
+    problem::{Effort, SYSTEMS, bound::Bound},
+    score::judge::Scored,
+    search::{
+        exhaust,
+        portfolio::{NEARBY, PROMISING, Portfolio, SystemState},
+    },
     space::enumerate::few,
 };
 use spipe_base::SimTime;
@@ -33,20 +32,21 @@ impl Portfolio<'_, '_> {
         let time = |known: &SystemState| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
         order.sort_by_key(|index| (time(&self.systems[*index]), *index));
         order.retain(|index| self.systems[*index].bound < self.limit());
-        if self.problem.options.effort.is_some_and(Effort::improves_the_best_alone) {
+        if self.problem.options.effort == Some(Effort::Low) {
             order.truncate(1);
-            // What a longer search begins with is worth more steps.
+            // A plan with which a longer search begins is worth more steps.
             for index in order.iter().filter(|_| !self.problem.options.is_limited()) {
                 self.systems[*index].others.clear();
             }
         }
         let behind = order.split_off(REFINED.min(order.len()));
         let mut starts = self.starts(&order);
-        let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        let near =
-            std::mem::take(&mut self.multi_stage_plans).into_iter().filter(|(time, _)| time.to_ms() < best * NEARBY);
-        let most = self.problem.most_refinements();
-        starts.extend(self.planned.into_iter().flat_map(|index| near.clone().map(move |start| (index, start, most))));
+        let (best, most) = (self.best_ms(), self.problem.most_refinements());
+        if let Some(index) = self.planned {
+            let plans = std::mem::take(&mut self.multi_stage_plans).into_iter();
+            let near = plans.filter(|(time, _)| time.to_ms() < best * NEARBY);
+            starts.extend(near.map(|start| (index, start, most)));
+        }
         // The first simulations show which starts are promising.
         let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY));
         starts.extend(self.starts(&behind));
@@ -79,8 +79,7 @@ impl Portfolio<'_, '_> {
         starts.dedup();
         let mut more = Vec::new();
         for (index, start, left) in starts {
-            let best = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-            let most = if start.0.to_ms() < best * near { left } else { left.min(steps) };
+            let most = if start.0.to_ms() < self.best_ms() * near { left } else { left.min(steps) };
             if most > 0 && self.systems[index].bound < self.limit() {
                 more.extend(self.refine(index, (start, most)).map(|refined| (index, refined, left - most)));
             }
@@ -94,8 +93,7 @@ impl Portfolio<'_, '_> {
         let (refined, examined) = refine(self.problem, &self.costs, &self.deadline, (start, most));
         let known = &mut self.systems[index];
         known.examined += examined;
-        known.best = faster(known.best.take(), Some(refined.clone()));
-        known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
+        known.take(Some(refined.clone()));
         (examined >= most).then_some(refined)
     }
 
@@ -125,15 +123,13 @@ impl Portfolio<'_, '_> {
         if bound >= self.limit() {
             return bound;
         }
-        let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
-        let limit = best.map_or(f64::INFINITY, SimTime::to_ms);
+        let limit = self.incumbent().map_or(f64::INFINITY, SimTime::to_ms);
         let tried = exhaust::fastest((self.problem, &self.costs), &self.deadline, (system, limit));
         let proven = Bound::of_limit(tried.best.as_ref().map_or(limit, |(time, _)| time.to_ms()));
         let known = &mut self.systems[index];
         known.examined += tried.examined;
-        known.best = faster(known.best.take(), tried.best);
+        known.take(tried.best);
         known.skipped = known.best.is_none() && known.examined == 0 && (known.skipped || tried.complete);
-        known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
         if tried.complete { proven } else { bound }
     }
 }

@@ -24,6 +24,7 @@ use crate::{
     problem::{Considered, Deadline, PlanError, Planner, Problem, SYSTEMS, Solution, in_pool},
     score::judge::{Scored, faster, judge},
     search::fits::{self, Decision},
+    space::distinct,
 };
 use crate::{candidates::candidates, feasibility::closest, search::heuristics};
 use rayon::prelude::*;
@@ -48,7 +49,7 @@ const NEARBY: f64 = 1.5;
 ///
 /// # Errors
 /// Returns why no system has a plan, with the shortage of the closest candidate.
-pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution, PlanError> {
+pub fn plan_all(problem: &Problem<'_>, planner: &Planner) -> Result<Solution, PlanError> {
     let (planned, other): (Vec<System>, Vec<System>) =
         problem.systems.iter().partition(|system| SYSTEMS.contains(system));
     let of_start = problem.options.start.as_ref().map(|start| start.system);
@@ -65,11 +66,10 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
         search.generate();
         if programs {
             search.try_programs();
-        }
-        if programs && !balanced {
-            search.balance();
-        }
-        if !programs && search.best().is_none() {
+            if !balanced {
+                search.balance();
+            }
+        } else if search.best().is_none() {
             // A search with a time limit is followed by a longer one.
             if !problem.options.is_limited() {
                 search.decide(&planned)?;
@@ -85,15 +85,14 @@ pub fn plan_all(problem: &Problem<'_>, planner: &dyn Planner) -> Result<Solution
     })?;
     if !planned.is_empty() {
         let mut options = problem.options.clone();
-        let best = search.best().map(|(time, _)| time).into_iter().chain(options.incumbent).min();
         // A plan with one stage per device that is slower may become faster with several.
         let factor = if search.costs.training { NEARBY } else { 1.0 };
-        options.incumbent = best.map(|best| SimTime::ns((factor * best.as_ns() as f64) as u64));
+        options.incumbent = search.incumbent().map(|best| SimTime::ns((factor * best.as_ns() as f64) as u64));
         // The remaining time is for several stages per device and for local search, which gain
         // little in inference.
         let more = search.costs.training || !other.is_empty();
         options.time_limit = budget::share(search.deadline.left(), if more { budget::BRANCH_AND_BOUND } else { 100 });
-        let planned_alone = Problem { context: problem.context, systems: planned.clone(), options, ..*problem };
+        let planned_alone = Problem { systems: planned.clone(), options, ..*problem };
         let known =
             search.best().is_some() || (problem.options.effort.is_some() && problem.options.incumbent.is_some());
         let late = known && (search.deadline.over() || problem.options.effort.is_some());
@@ -139,6 +138,24 @@ struct SystemState {
 }
 
 impl SystemState {
+    fn new(system: System) -> Self {
+        Self {
+            system,
+            candidates: OnceLock::new(),
+            bound: Bound::NONE,
+            best: None,
+            others: Vec::new(),
+            examined: 0,
+            skipped: false,
+        }
+    }
+
+    /// Takes `found`, if it is faster than the best placement.
+    fn take(&mut self, found: Option<Scored>) {
+        self.best = faster(self.best.take(), found);
+        self.system = self.best.as_ref().map_or(self.system, |(_, placement)| placement.system);
+    }
+
     fn candidates(&self, problem: &Problem<'_>) -> &Vec<Placement> {
         self.candidates.get_or_init(|| allowed(problem, self.system))
     }
@@ -151,17 +168,8 @@ fn allowed(problem: &Problem<'_>, system: System) -> Vec<Placement> {
     let mut list: Vec<Placement> = candidates(&problem.context, system).into_iter().map(held).collect();
     list.extend(problem.options.start.iter().filter(|start| start.system == system).cloned());
     list.retain(|placement| pins.allow(&problem.context, placement));
-    if pins.is_empty() {
-        return list;
-    }
     // Pins make many candidates equal, and only a few are simulated.
-    let mut different: Vec<Placement> = Vec::new();
-    for placement in list {
-        if !different.contains(&placement) {
-            different.push(placement);
-        }
-    }
-    different
+    if pins.is_empty() { list } else { distinct(list) }
 }
 
 struct Portfolio<'s, 'a> {
@@ -178,8 +186,6 @@ struct Portfolio<'s, 'a> {
     multi_stage_plans: Vec<Scored>,
     /// Lower bounds of the planned systems, with any number of stages per device.
     stage_bounds: Vec<(System, Bound)>,
-    /// Number of their placements that were simulated outside the planner.
-    multi_stage_examined: usize,
     /// Index of their state in `systems`.
     planned: Option<usize>,
     /// Error of the planner.
@@ -193,37 +199,19 @@ impl<'s, 'a> Portfolio<'s, 'a> {
     fn new(problem: &'s Problem<'a>, systems: &[System]) -> Self {
         let mode = problem.context.workload().mode;
         let suits = |system: &&System| mode == Mode::Train || system.infers();
-        let systems: Vec<System> = systems.iter().filter(suits).copied().collect();
-        let costs = CostSums::new(problem.context, &problem.options);
-        let known = |system: &System| SystemState {
-            system: *system,
-            candidates: OnceLock::new(),
-            bound: Bound::NONE,
-            best: None,
-            others: Vec::new(),
-            examined: 0,
-            skipped: false,
-        };
-        let systems = systems.iter().map(known).collect();
-        let deadline = Deadline::new(problem);
-        let (heuristic_plans, fallback, multi_stage_plans, stage_bounds, refused) =
-            (Vec::new(), None, Vec::new(), Vec::new(), None);
-        let (multi_stage_examined, planned) = (0, None);
-        let (programs, cases) = (None, 0);
         Self {
             problem,
-            costs,
-            deadline,
-            systems,
-            heuristic_plans,
-            fallback,
-            multi_stage_plans,
-            stage_bounds,
-            multi_stage_examined,
-            planned,
-            refused,
-            programs,
-            cases,
+            costs: CostSums::new(problem.context, &problem.options),
+            systems: systems.iter().filter(suits).map(|system| SystemState::new(*system)).collect(),
+            deadline: Deadline::new(problem),
+            heuristic_plans: Vec::new(),
+            fallback: None,
+            multi_stage_plans: Vec::new(),
+            stage_bounds: Vec::new(),
+            planned: None,
+            refused: None,
+            programs: None,
+            cases: 0,
         }
     }
 
@@ -242,9 +230,8 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         match fits::decide(problem, &candidates, &self.deadline) {
             Decision::Fits(placement) => self.fallback = Some(placement),
             Decision::Never => {
-                let systems = planned.to_vec();
-                let of_stages =
-                    Problem { context: problem.context, systems, options: problem.options.clone(), ..*problem };
+                let (systems, options) = (planned.to_vec(), options.clone());
+                let of_stages = Problem { systems, options, ..*problem };
                 let refused = (!planned.is_empty()).then(|| fits::shortage_of_stages(&of_stages, &self.costs));
                 return Err(self.refusal(refused, 0));
             }
@@ -258,8 +245,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
     /// whether it was made.
     fn begin(&mut self) -> bool {
         self.heuristic_plans = heuristics::filled(self.problem, &self.costs);
-        let near = |(time, _): Scored| time.to_ms() < FAR * floor(&self.costs);
-        let balanced = self.problem.options.has_programs() && self.best().is_some_and(near);
+        let balanced = self.problem.options.has_programs() && self.best_ms() < FAR * floor(&self.costs);
         if balanced {
             self.balance();
         }
@@ -268,8 +254,8 @@ impl<'s, 'a> Portfolio<'s, 'a> {
 
     /// Adds the best-balanced plan.
     fn balance(&mut self) {
-        let most = self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms());
-        self.heuristic_plans.extend(heuristics::balanced(self.problem, &self.costs, (most, &self.deadline)));
+        let balanced = heuristics::balanced(self.problem, &self.costs, (self.best_ms(), &self.deadline));
+        self.heuristic_plans.extend(balanced);
     }
 
     /// Adds the placement that fits, if nothing else was found.
@@ -281,34 +267,37 @@ impl<'s, 'a> Portfolio<'s, 'a> {
     /// Returns the fastest plan of the heuristics for one of `systems`.
     fn best_heuristic(&self, systems: &[System]) -> Option<Scored> {
         let heuristic = self.heuristic_plans.iter().filter(|(_, placement)| systems.contains(&placement.system));
-        heuristic.map(|scored| Some(scored.clone())).fold(None, faster)
+        heuristic.min_by_key(|(time, _)| *time).cloned()
     }
 
-    fn best(&self) -> Option<Scored> {
-        let known = self.systems.iter().map(|known| known.best.clone());
-        self.heuristic_plans.iter().map(|scored| Some(scored.clone())).chain(known).fold(None, faster)
+    /// Returns the fastest plan, the first of equally fast ones.
+    fn best(&self) -> Option<&Scored> {
+        let known = self.systems.iter().filter_map(|known| known.best.as_ref());
+        self.heuristic_plans.iter().chain(known).min_by_key(|(time, _)| *time)
+    }
+
+    /// Returns the iteration of the fastest plan, in ms; infinite if there is none.
+    fn best_ms(&self) -> f64 {
+        self.best().map_or(f64::INFINITY, |(time, _)| time.to_ms())
+    }
+
+    /// Returns the iteration of the fastest plan, or of the known one if that is faster.
+    fn incumbent(&self) -> Option<SimTime> {
+        self.best().map(|(time, _)| *time).into_iter().chain(self.problem.options.incumbent).min()
     }
 
     /// Returns the iteration, in ms, that a plan must beat.
     fn limit(&self) -> f64 {
-        let best = self.best().map(|(time, _)| time).into_iter().chain(self.problem.options.incumbent).min();
         // Less the error of rounding bounds to the simulator's clock.
         let less = |time: f64| time * (1.0 - self.problem.options.gap.max(0.0)) - clock_error(time);
-        best.map_or(f64::INFINITY, |time| less(time.to_ms()))
+        self.incumbent().map_or(f64::INFINITY, |time| less(time.to_ms()))
     }
 
     /// Adds the result of the planner.
     fn join(&mut self, planned: &[System], found: Result<Solution, PlanError>) -> Result<(), PlanError> {
         let heuristic = self.best_heuristic(planned);
-        let mut known = SystemState {
-            system: heuristic.as_ref().map_or(planned[0], |(_, placement)| placement.system),
-            candidates: OnceLock::new(),
-            bound: Bound::Infeasible,
-            best: heuristic,
-            others: Vec::new(),
-            examined: 0,
-            skipped: false,
-        };
+        let mut known = SystemState { bound: Bound::Infeasible, ..SystemState::new(planned[0]) };
+        known.take(heuristic);
         match found {
             Ok(solution) => {
                 if solution.status == OutcomeStatus::Stopped {
@@ -316,8 +305,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
                 }
                 known.bound = Bound::AtLeast(solution.bound.to_ms());
                 known.examined = solution.examined;
-                known.best = faster(known.best, Some((solution.simulated, solution.placement)));
-                known.system = known.best.as_ref().map_or(known.system, |(_, placement)| placement.system);
+                known.take(Some((solution.simulated, solution.placement)));
                 self.cases = solution.cases;
             }
             Err(PlanError::NothingBetter { bound, examined, stopped }) => {
@@ -336,7 +324,6 @@ impl<'s, 'a> Portfolio<'s, 'a> {
             }
             Err(error) => return Err(error),
         }
-        known.examined += self.multi_stage_examined;
         // The planner's bound is for one stage per device. Several stages gain by choices of their
         // own, which inference does not have. They also gain where an output slot holds the last
         // microbatch of one iteration and the first one of the next, since only one of them waits
@@ -358,7 +345,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         let alone = self.problem.systems.len() == 1;
         let least =
             if alone { bounds.fold(Bound::NONE, Bound::max) } else { bounds.fold(Bound::Infeasible, Bound::min) };
-        let (over, best) = (self.deadline.was_truncated(), self.best());
+        let (over, best) = (self.deadline.was_truncated(), self.best().cloned());
         let bound = to_time(&self.costs, least);
         let Some((simulated, placement)) = best else {
             return Err(match self.refused.clone() {

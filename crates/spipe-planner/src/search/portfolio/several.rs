@@ -1,14 +1,11 @@
 //! Several stages per device: their bounds and candidates.
 
-use crate::problem::bound::Bound;
-use crate::problem::budget;
 use crate::{
     candidates::from_milp,
-    search::portfolio::{NEARBY, Portfolio},
-};
-use crate::{
     formulation::assignment::least,
+    problem::{bound::Bound, budget},
     score::judge::{Scored, judge_within},
+    search::portfolio::{NEARBY, Portfolio},
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
@@ -33,7 +30,6 @@ impl Portfolio<'_, '_> {
         // Its programs end by the clock.
         let cuts = self.costs.training && self.problem.options.effort.is_none();
         let Some(index) = self.planned.filter(|_| cuts) else { return };
-        self.multi_stage_examined = 0;
         for number in 0..self.stage_bounds.len() {
             let ((system, least), limit) = (self.stage_bounds[number], self.limit());
             if least >= limit || self.deadline.over() {
@@ -41,27 +37,20 @@ impl Portfolio<'_, '_> {
             }
             let until = self.deadline.percent(budget::SEVERAL);
             let counted = from_milp::placements(&self.costs, system, (NEARBY * limit, &until));
-            let bound = || {
-                from_milp::least(
-                    &self.costs,
-                    system,
-                    (limit, budget::share(self.deadline.left(), budget::SEVERAL_BOUND)),
-                )
-            };
-            let others = if counted.open { bound() } else { Bound::NONE };
+            let time = budget::share(self.deadline.left(), budget::SEVERAL_BOUND);
+            let others = if counted.open { from_milp::least(&self.costs, system, (limit, time)) } else { Bound::NONE };
             self.stage_bounds[number].1 = least.max(counted.least).max(others);
-            self.multi_stage_examined += self.try_multi_stage(counted.placements);
+            self.systems[index].examined += self.try_multi_stage(counted.placements);
         }
         self.multi_stage_plans.sort_by_key(|(time, _)| *time);
         // The search may have started with one of them.
         self.multi_stage_plans.dedup();
-        self.systems[index].examined += self.multi_stage_examined;
         self.systems[index].bound = self.least_of_stage_bounds();
     }
 
     /// Simulates placements with several stages per device; returns their number.
     fn try_multi_stage(&mut self, placements: Vec<Placement>) -> usize {
-        let best = self.best().into_iter().chain(self.multi_stage_plans.iter().cloned()).map(|(time, _)| time).min();
+        let best = self.best().into_iter().chain(&self.multi_stage_plans).map(|(time, _)| *time).min();
         let limit = best.map_or(SimTime::MAX, |best| SimTime::ns((NEARBY * best.as_ns() as f64) as u64));
         let look = |placement| (!self.deadline.over()).then(|| judge_within(self.problem, placement, limit));
         let tried: Vec<Option<Scored>> = placements.into_par_iter().filter_map(look).collect();

@@ -1,8 +1,8 @@
 //! Compute bound: the iteration if all devices computed all the time. It is available at once.
 
-use crate::problem::bound::Bound;
 use crate::{
     costs::CostSums,
+    problem::bound::Bound,
     space::{rules::DeviceSet, sharded::shares},
 };
 

@@ -1,12 +1,13 @@
 //! The search tree over subproblems.
 
-mod conclude;
-
 use crate::formulation::assignment::compute_bound::floor;
 use crate::problem::bound::Bound;
-use crate::problem::tolerances::clock_error_of_stages;
+use crate::problem::tolerances::{ROUNDING, clock_error_of_stages};
 use crate::{
-    bounds::partition_dp::{LabelLimits, partitioner::Partitioner},
+    bounds::{
+        partition_dp::{LabelLimits, partitioner::Partitioner},
+        to_time,
+    },
     candidates::{balanced, greedy},
     costs::{CostSums, HostOffload},
     feasibility::shortage,
@@ -20,12 +21,12 @@ use crate::{
     space::{
         device_orders::Coverage,
         enumerate::helped,
-        subproblem::{Partition, Subproblem},
+        subproblem::{DecidedPartition, Subproblem},
     },
 };
 
 use rayon::prelude::*;
-use spipe_plan::{Placement, check};
+use spipe_plan::{OutcomeStatus, Placement, check};
 
 /// Limit on partitions that are simulated at a time.
 const SEEDS: usize = 32;
@@ -41,8 +42,8 @@ const MOST_WIDER: usize = 10;
 /// orders of steps.
 const MOST_HELPS: usize = 8;
 
-/// The index of a subproblem, with a partition and the subproblem in which its stages are decided.
-type FittingPartition = (usize, (Partition, Subproblem));
+/// The index of a subproblem, with a partition in which its stages are decided.
+type FittingPartition = (usize, DecidedPartition);
 
 /// State of a subproblem.
 #[derive(Clone, Debug)]
@@ -51,12 +52,6 @@ struct SubproblemState {
     bound: Bound,
     /// Whether it is unknown if any partition fits.
     open: bool,
-}
-
-impl From<Bound> for SubproblemState {
-    fn from(bound: Bound) -> Self {
-        Self { bound, open: false }
-    }
 }
 
 /// Results of solving a subproblem.
@@ -71,35 +66,26 @@ impl TreeResult {
         self.best = faster(self.best.take(), other.best);
         self.examined += other.examined;
     }
-
-    /// Simulates a partition with all its host variants, if these are few.
-    fn judge(problem: &Problem<'_>, costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> Self {
-        let placement = case.placement(costs, partition);
-        let placement = relieved(costs, case, partition).unwrap_or(placement);
-        let all = helped((&costs.context, &problem.options.pins), &placement);
-        let tried = if all.len() <= MOST_HELPS { all.len() } else { 1 };
-        let best = all.iter().take(tried).map(|placement| judge(problem, placement.clone())).fold(None, faster);
-        Self { best, examined: tried }
-    }
 }
 
-/// Returns a placement that fits instead of that of a partition, which does not, since partitions count the
-/// least that stages need in the memories of hosts: with as much recompute as may be, so that less is
-/// offloaded, or with host data on other nodes. `None` if the partition fits, or none of these does.
-fn relieved(costs: &CostSums<'_>, case: &Subproblem, partition: &Partition) -> Option<Placement> {
+/// Returns the placement of a partition. Where that does not fit, since partitions count the least that
+/// stages need in the memories of hosts, another one does perhaps: with as much recompute as may be, so
+/// that less is offloaded, or with host data on other nodes.
+fn relieved(costs: &CostSums<'_>, found: &DecidedPartition) -> Placement {
     let fits = |placement: &Placement| check(&costs.context, placement).is_ok();
-    let placement = case.placement(costs, partition);
-    if fits(&placement) {
-        return None;
+    let plain = found.placement(costs);
+    if fits(&plain) {
+        return plain;
     }
-    let mut again = partition.clone();
+    let (case, mut again) = (&found.case, found.partition.clone());
     for stage in (0..case.stages()).filter(|stage| case.host_offload(*stage).activations) {
-        let (from, to) = partition.layers(stage);
-        again.recomputed[stage] = case.device(costs, stage).recomputes(costs.training, from, to)?.1;
+        let (from, to) = found.partition.layers(stage);
+        let recomputes = case.device(costs, stage).recomputes(costs.training, from, to);
+        again.recomputed[stage] = recomputes.map_or(again.recomputed[stage], |(_, most)| most);
     }
-    let all = [case.placement(costs, &again), placement];
+    let all = [case.placement(costs, &again), plain.clone()];
     let shared = all.iter().filter_map(|placement| shared_out(&costs.context, placement));
-    all.iter().cloned().chain(shared).find(fits)
+    all.iter().cloned().chain(shared).find(fits).unwrap_or(plain)
 }
 
 /// State of branch and bound.
@@ -129,7 +115,7 @@ impl<'s, 'a> Tree<'s, 'a> {
     ) -> Self {
         let floor =
             if deadline.over() { Bound::AtLeast(floor(costs)) } else { least_of_stages(costs, &problem.systems) };
-        let known = vec![SubproblemState::from(floor); cases.len()];
+        let known = vec![SubproblemState { bound: floor, open: false }; cases.len()];
         let partitioner = Partitioner::new(costs, &cases);
         Self {
             problem,
@@ -156,9 +142,14 @@ impl<'s, 'a> Tree<'s, 'a> {
         Ok(())
     }
 
-    /// Returns the iteration, in ms, that a plan must beat.
+    /// Returns the iteration, in ms, that a plan must beat: the incumbent's less the gap, and less
+    /// the error of rounding to nanoseconds.
     pub fn least_of_interest(&self) -> f64 {
-        self.limit(self.found.best.as_ref())
+        let found = self.found.best.as_ref().map(|(time, _)| *time);
+        found.into_iter().chain(self.problem.options.incumbent).min().map_or(f64::INFINITY, |time| {
+            let time = time.to_ms();
+            time * (1.0 - self.problem.options.gap.max(0.0)) - clock_error_of_stages(time)
+        })
     }
 
     /// Continues from another search of the same problem, whose limit bounds everything left out
@@ -213,7 +204,7 @@ impl<'s, 'a> Tree<'s, 'a> {
             let limit = self.least_of_interest();
             let possible = self.possible(&open, limit);
             open = possible.iter().map(|(case, _)| *case).collect();
-            self.simulate(possible.into_iter().map(|(_, found)| found).collect());
+            self.simulate(possible);
             if limit.is_infinite() || self.deadline.over() || open.is_empty() {
                 return;
             }
@@ -236,7 +227,7 @@ impl<'s, 'a> Tree<'s, 'a> {
             }
             high *= 2.0;
             let possible = self.possible(cases, high);
-            self.simulate(possible.into_iter().map(|(_, found)| found).collect());
+            self.simulate(possible);
         }
     }
 
@@ -253,19 +244,18 @@ impl<'s, 'a> Tree<'s, 'a> {
             } else {
                 high = middle;
                 active = possible.iter().map(|(case, _)| *case).collect();
-                self.simulate(possible.into_iter().map(|(_, found)| found).collect());
+                self.simulate(possible);
             }
         }
     }
 
     /// Simulates the partitions of `found` with the shortest periods.
-    fn simulate(&mut self, found: Vec<(Partition, Subproblem)>) {
-        let period = |(partition, case): (Partition, Subproblem)| (self.period(&case, &partition), partition, case);
-        let mut promising: Vec<(f64, Partition, Subproblem)> = found
+    fn simulate(&mut self, found: Vec<FittingPartition>) {
+        let mut promising: Vec<(f64, DecidedPartition)> = found
             .into_par_iter()
             .enumerate()
             .filter(|(index, _)| self.goes_on(*index))
-            .map(|(_, found)| period(found))
+            .map(|(_, (_, found))| (self.period(&found), found))
             .collect();
         promising.sort_by(|a, b| a.0.total_cmp(&b.0));
         promising.truncate(SEEDS);
@@ -273,9 +263,17 @@ impl<'s, 'a> Tree<'s, 'a> {
             .par_iter()
             .enumerate()
             .filter(|(index, _)| self.goes_on(*index))
-            .map(|(_, (_, partition, case))| TreeResult::judge(self.problem, self.costs, case, partition))
+            .map(|(_, (_, found))| self.judge(found))
             .collect();
         judged.into_iter().for_each(|judged| self.found.merge(judged));
+    }
+
+    /// Simulates a partition with all its host variants, if these are few.
+    fn judge(&self, found: &DecidedPartition) -> TreeResult {
+        let all = helped((&self.costs.context, &self.problem.options.pins), &relieved(self.costs, found));
+        let tried = if all.len() <= MOST_HELPS { all.len() } else { 1 };
+        let best = all.into_iter().take(tried).map(|placement| judge(self.problem, placement)).fold(None, faster);
+        TreeResult { best, examined: tried }
     }
 
     /// Returns whether to examine the `index`th item: after the deadline only some, and only
@@ -293,22 +291,12 @@ impl<'s, 'a> Tree<'s, 'a> {
         let mut fitting = Vec::new();
         for (case, (known, fits)) in self.known.iter_mut().zip(fits).enumerate() {
             match fits {
-                Some(Some(divided)) => fitting.push((case, (divided.partition, divided.case))),
+                Some(Some(found)) => fitting.push((case, found)),
                 Some(None) => known.bound = Bound::Infeasible,
                 None => known.open = true,
             }
         }
         fitting
-    }
-
-    /// Returns the iteration, in ms, that a plan must beat: the incumbent's less the gap, and less
-    /// the error of rounding to nanoseconds.
-    fn limit(&self, best: Option<&Scored>) -> f64 {
-        let best = best.map(|(time, _)| *time).into_iter().chain(self.problem.options.incumbent).min();
-        best.map_or(f64::INFINITY, |time| {
-            let time = time.to_ms();
-            time * (1.0 - self.problem.options.gap.max(0.0)) - clock_error_of_stages(time)
-        })
     }
 
     /// Finds the subproblems with the lowest bounds, and simulates their partitions and the
@@ -324,19 +312,20 @@ impl<'s, 'a> Tree<'s, 'a> {
             let best = judge(self.problem, placement);
             self.found.merge(TreeResult { best, examined: 1 });
         }
-        let period = |(index, (_, (partition, case))): (usize, &FittingPartition)| {
-            if self.goes_on(index) { self.period(case, partition) } else { f64::INFINITY }
+        let period = |(index, (_, found)): (usize, &FittingPartition)| {
+            if self.goes_on(index) { self.period(found) } else { f64::INFINITY }
         };
         let high = partitions.par_iter().enumerate().map(period).reduce(|| self.least_of_interest(), f64::min);
         let active: Vec<usize> = partitions.iter().map(|(case, _)| *case).collect();
-        self.simulate(partitions.into_iter().map(|(_, found)| found).collect());
+        self.simulate(partitions);
         self.bisect(active.clone(), high);
         self.widen(&active, high);
         let plain: Vec<Subproblem> =
             self.cases.iter().map(|case| case.clone().with_host_offload(self.costs, Some(HostOffload::NONE))).collect();
         let cases = (plain.as_slice(), self.least_of_interest());
         let balanced = balanced::candidates(self.costs, &self.partitioner, cases, self.deadline);
-        self.simulate(balanced.into_iter().map(|(case, partition)| (partition, plain[case].clone())).collect());
+        let decided = |(case, partition): (usize, _)| (case, DecidedPartition { partition, case: plain[case].clone() });
+        self.simulate(balanced.into_iter().map(decided).collect());
     }
 
     /// Returns the subproblems of `cases` with a partition that meets the bounds for `limit`. The
@@ -347,7 +336,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         let mut possible = Vec::new();
         for (case, divided) in cases.iter().zip(tested) {
             match divided {
-                Some(Some(divided)) => possible.push((*case, (divided.partition, divided.case))),
+                Some(Some(found)) => possible.push((*case, found)),
                 Some(None) => self.known[*case].bound = self.known[*case].bound.max(Bound::of_limit(limit)),
                 None => {}
             }
@@ -355,7 +344,41 @@ impl<'s, 'a> Tree<'s, 'a> {
         possible
     }
 
-    fn period(&self, case: &Subproblem, partition: &Partition) -> f64 {
+    fn period(&self, DecidedPartition { partition, case }: &DecidedPartition) -> f64 {
         EventGraph::new(self.costs, case).period(&case.times(self.costs, partition))
+    }
+
+    /// Returns a lower bound of every placement.
+    fn least(&self) -> Bound {
+        match self.coverage {
+            Coverage::Exact | Coverage::UpToLinks => {
+                self.known.iter().map(|known| known.bound).fold(self.left_out, Bound::min)
+            }
+            Coverage::Natural => self.floor,
+        }
+    }
+
+    /// Returns the solution; `ended` says whether the search ran to its end.
+    fn conclude(self, ended: bool) -> Result<Solution, PlanError> {
+        let (target, least, examined) = (self.least_of_interest(), self.least(), self.found.examined);
+        let bound = to_time(self.costs, least);
+        let Some(best) = self.found.best else {
+            if self.problem.options.incumbent.is_some() {
+                return Err(PlanError::NothingBetter { bound, examined, stopped: !ended });
+            }
+            // Placements that were not examined may run, unless the search has come to its end.
+            let all = ended && self.coverage != Coverage::Natural && self.known.iter().all(|known| !known.open);
+            return Err(if all {
+                PlanError::NothingRuns { examined }
+            } else {
+                PlanError::StoppedWithoutPlan { examined }
+            });
+        };
+        let status = match (least >= target / (1.0 + ROUNDING), ended) {
+            (true, _) => OutcomeStatus::Optimal,
+            (false, true) => OutcomeStatus::Feasible,
+            (false, false) => OutcomeStatus::Stopped,
+        };
+        Ok(Solution { examined, cases: self.cases.len(), ..Solution::new(best, bound, status) })
     }
 }
