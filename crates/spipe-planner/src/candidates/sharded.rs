@@ -75,7 +75,8 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
 }
 
 /// Returns placements whose stages are all on the devices, with or without recompute, but for as few of
-/// the first ones as memory demands: these have a leaner choice.
+/// the first ones as memory demands: these have a leaner choice. Where none is needed and the fewest are
+/// resident, [`candidates`] has the placement a second time, and [`promising`] counts both.
 fn filled(
     context: &Context<'_>,
     (system, shards, resident): (System, usize, usize),
