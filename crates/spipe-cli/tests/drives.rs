@@ -168,6 +168,61 @@ fn parameters_are_streamed_from_the_named_drive() {
     assert!(said(&none).contains("streams its parameters from the drive"), "{}", said(&none));
 }
 
+/// Shards of parameters and states of ZeRO-Infinity on a drive: planned, simulated, drawn, run with the
+/// losses of the same plan in memory, and exported.
+#[test]
+fn shards_of_parameters_are_on_the_named_drive() {
+    let site = site();
+    let job = "plan --model model.toml --hardware machine.toml --global-batch 4 --microbatch 1 --precision fp32 \
+               --materialised-attention --effort low --system zero-infinity";
+    let plan = json(site.path(), &format!("{job} --parameters-on nvme0 --state-on nvme0 -o shards.json"));
+    assert!(plan["stages"].as_array().unwrap().iter().any(|stage| stage["weights-in"] == "nvme0"), "{plan}");
+    let parts = &plan["memory-parts"]["nvme0"];
+    assert!(parts["weights"].as_u64() > Some(0) && parts["optimizer-state"].as_u64() > Some(0), "{plan}");
+    assert!(plan["objective-ms"].as_f64().unwrap() <= plan["simulated-iteration-ms"].as_f64().unwrap(), "{plan}");
+    let simulated = json(site.path(), "simulate shards.json -o trace.json");
+    assert_eq!(simulated["peak-bytes"]["nvme0"], plan["peak-bytes"]["nvme0"]);
+    assert_eq!(simulated["iteration-ms"], plan["simulated-iteration-ms"]);
+    let drawn = spipe(site.path(), "timeline trace.json -o x.svg");
+    assert!(drawn.status.success(), "{}", said(&drawn));
+    assert!(std::fs::read_to_string(site.path().join("x.svg")).unwrap().contains("nvme0"), "the device of the lanes");
+    let run = |plan: &str| {
+        let ran = spipe(site.path(), &format!("run {plan} --data text --steps 4 --drive nvme0=drive --format json"));
+        assert!(ran.status.success(), "{plan}: {}", said(&ran));
+        losses(&ran.stdout)
+    };
+    let text = std::fs::read_to_string(site.path().join("shards.json")).unwrap();
+    let mut in_memory: Value = serde_json::from_str(&text).unwrap();
+    for stage in in_memory["stages"].as_array_mut().unwrap() {
+        stage.as_object_mut().unwrap().remove("state-on");
+        stage["weights-in"] = "dram0".into();
+    }
+    std::fs::write(site.path().join("memory.json"), in_memory.to_string()).unwrap();
+    let (ours, theirs) = (run("shards.json"), run("memory.json"));
+    assert!(ours.len() == 4 && ours == theirs, "{ours:?} {theirs:?}");
+    let exported = spipe(site.path(), "export deepspeed shards.json --nvme /mnt/nvme -o job");
+    assert!(exported.status.success(), "{}", said(&exported));
+    let config = std::fs::read(site.path().join("job/ds_config.json")).unwrap();
+    let zero = &serde_json::from_slice::<Value>(&config).unwrap()["zero_optimization"];
+    for part in ["offload_param", "offload_optimizer"] {
+        assert_eq!((&zero[part]["device"], &zero[part]["nvme_path"]), (&"nvme".into(), &"/mnt/nvme".into()), "{zero}");
+    }
+    json(site.path(), &format!("{job} --parameters-on nvme0 -o parameters.json"));
+    let exported = spipe(site.path(), "export deepspeed parameters.json --nvme /mnt/nvme -o other");
+    assert!(exported.status.success(), "{}", said(&exported));
+    let config = std::fs::read(site.path().join("other/ds_config.json")).unwrap();
+    let zero = &serde_json::from_slice::<Value>(&config).unwrap()["zero_optimization"];
+    assert_eq!(
+        (&zero["offload_param"]["device"], &zero["offload_optimizer"]["device"]),
+        (&"nvme".into(), &"cpu".into())
+    );
+    let unmounted = spipe(site.path(), "export deepspeed parameters.json -o none");
+    assert!(
+        said(&unmounted).contains("the plan keeps parameters on a drive, which has no mount point"),
+        "{unmounted:?}"
+    );
+}
+
 fn losses(out: &[u8]) -> Vec<(u64, u64)> {
     let text = String::from_utf8_lossy(out);
     let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -194,7 +194,8 @@ fn nothing_to_train_and_impossible_rates_are_refused() {
 fn a_shortage_names_the_drive() {
     let folder = tempfile::tempdir().unwrap();
     let output = spipe(folder.path(), "plan --model llama2-70b --hardware rtx4090-pcie4-128gb --global-batch 8");
-    let named = "`nvme0` (1.8 TiB) does not help: plans keep optimizer state on it, and activations with `--activations-on` only";
+    let named = "`nvme0` (1.8 TiB) does not help: plans keep optimizer state on it, and parameters and activations \
+                 with `--parameters-on` and `--activations-on` only";
     assert!(output.status.code() == Some(4) && said(&output).contains(named), "{}", said(&output));
 }
 

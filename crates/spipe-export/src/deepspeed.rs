@@ -8,7 +8,7 @@ use crate::{
 use serde_json::{Map, Value, json};
 use spipe_base::{Diagnostic, Faults, MemoryId};
 use spipe_model::Precision;
-use spipe_plan::{Plan, System, keeps_state_on_drives};
+use spipe_plan::{Plan, System, Weights, keeps_parameters_on_drives, keeps_state_on_drives};
 use std::collections::BTreeSet;
 
 const SCRIPTS: [(&str, &str); 3] = [
@@ -18,8 +18,7 @@ const SCRIPTS: [(&str, &str); 3] = [
 ];
 
 /// The folder that `deepspeed` or `torchrun` runs: configuration, script and settings. `nvme` is the
-/// mount point of a drive: it has the optimizer state that the plan keeps on a drive, or else all
-/// shards of ZeRO-Infinity.
+/// mount point of a drive: it has what the plan keeps on a drive, or else all shards of ZeRO-Infinity.
 ///
 /// # Errors
 /// Plans of systems that are not DeepSpeed's, and what it cannot express, with the nearest plan
@@ -67,12 +66,15 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
 }
 
 /// Refuses drives that DeepSpeed does not have: its ZeRO-3 keeps the states of all groups on one drive
-/// or none.
+/// or none, and so the parameters.
 fn check_drives(plan: &Plan, mounted: bool, faults: &mut Faults) {
     let (placement, context) = (plan.placement(), plan.context());
-    if !keeps_state_on_drives(placement) {
+    let [parameters, state] = [keeps_parameters_on_drives(&context, placement), keeps_state_on_drives(placement)];
+    if !parameters && !state {
         return;
     }
+    let streamed = placement.stages.iter().filter(|stage| matches!(stage.weights, Weights::Streamed(_)));
+    let homes: BTreeSet<Option<MemoryId>> = streamed.map(|stage| context.drive_of(stage)).collect();
     let drives: BTreeSet<Option<MemoryId>> = placement
         .backward_stages()
         .iter()
@@ -80,14 +82,19 @@ fn check_drives(plan: &Plan, mounted: bool, faults: &mut Faults) {
         .map(|stage| stage.state)
         .collect();
     let (what, hint) = if !matches!(placement.system, System::Fsdp | System::ZeroInfinity) {
-        let what = format!("DeepSpeed keeps no optimizer state of `{}` on a drive", placement.system);
+        let what = if state { "optimizer state" } else { "parameters" };
+        let what = format!("DeepSpeed keeps no {what} of `{}` on a drive", placement.system);
         (what, "nearest: `--system zero-infinity`")
     } else if drives.len() > 1 {
         let what = "DeepSpeed keeps the optimizer state of all layers on one drive, and the plan that of some";
         (what.into(), "nearest: a plan with `--state-on DRIVE`")
+    } else if homes.len() > 1 {
+        let what = "DeepSpeed keeps the parameters of all layers on one drive, and the plan those of some";
+        (what.into(), "nearest: a plan with `--parameters-on DRIVE`")
     } else if !mounted {
-        let what = "the plan keeps optimizer state on a drive, which has no mount point";
-        (what.into(), "name it with `--nvme PATH`")
+        let kept = if state { "optimizer state" } else { "parameters" };
+        let what = format!("the plan keeps {kept} on a drive, which has no mount point");
+        (what, "name it with `--nvme PATH`")
     } else {
         return;
     };
@@ -154,27 +161,17 @@ fn zero(plan: &Plan, settings: &Sharded, nvme: Option<&str>) -> Value {
     zero.insert("stage3_param_persistence_threshold".into(), json!(0));
     zero.insert("sub_group_size".into(), json!(largest));
     // Of each parameter AdamW has a master copy, two moments and a gradient.
-    let optimizer =
-        nvme.map(|path| json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": 4 }));
-    match (placement.system, nvme) {
-        // The plan says what is on the drive: optimizer state.
-        (_, Some(_)) if keeps_state_on_drives(placement) => {
-            if placement.system == System::ZeroInfinity {
-                zero.insert("offload_param".into(), host);
-            }
-            zero.insert("offload_optimizer".into(), json!(optimizer));
-        }
-        (System::ZeroInfinity, Some(path)) => {
-            let drive = |buffers: u64, size: u64| json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": buffers, "buffer_size": size });
-            zero.insert("offload_param".into(), drive(gathered + 1, largest));
-            zero.insert("offload_optimizer".into(), json!(optimizer));
-        }
-        (System::ZeroInfinity, None) => {
-            zero.insert("offload_param".into(), host.clone());
-            zero.insert("offload_optimizer".into(), host);
-        }
-        _ if settings.offloads => drop(zero.insert("offload_optimizer".into(), host)),
-        _ => {}
+    let optimizer = |path| json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": 4 });
+    let parameters = |path| json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": gathered + 1, "buffer_size": largest });
+    // The plan says what is on the drive; where it says nothing, everything is.
+    let kept = [keeps_parameters_on_drives(&context, placement), keeps_state_on_drives(placement)];
+    let kept = if kept == [false; 2] { [true; 2] } else { kept };
+    let [parameters_on, state_on] = kept.map(|on_drive| nvme.filter(|_| on_drive));
+    if placement.system == System::ZeroInfinity {
+        zero.insert("offload_param".into(), parameters_on.map_or_else(|| host.clone(), parameters));
+    }
+    if placement.system == System::ZeroInfinity || settings.offloads || state_on.is_some() {
+        zero.insert("offload_optimizer".into(), state_on.map_or(host, optimizer));
     }
     Value::Object(zero)
 }

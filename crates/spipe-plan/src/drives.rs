@@ -1,7 +1,7 @@
 //! The choice of parameters, optimizer states and activations that are on drives.
 
 use crate::{
-    Context, Family, Footprint, HostedState, Placement, Stage, StageFootprint, Weights, footprint, footprint::add,
+    Context, Footprint, HostedState, Placement, Stage, StageFootprint, Weights, footprint, footprint::add,
     hosted_states, staging,
 };
 use spipe_base::{Bytes, MemoryId, StageId};
@@ -20,14 +20,7 @@ pub fn with_states_on_drives(context: &Context<'_>, placement: &Placement, on: O
         return Some(placement.clone());
     }
     let chosen = chosen(context, placement, on);
-    let moved = |count: usize| {
-        let mut moved = placement.clone();
-        let stages = if moved.backward.is_empty() { &mut moved.stages } else { &mut moved.backward };
-        for (stage, drive) in chosen.iter().take(count) {
-            stages[*stage].state = Some(*drive);
-        }
-        moved
-    };
+    let moved = |count: usize| with_states(placement, &chosen[..count]);
     let all = moved(chosen.len());
     if chosen.is_empty() || !fits(&all) {
         return None;
@@ -38,6 +31,32 @@ pub fn with_states_on_drives(context: &Context<'_>, placement: &Placement, on: O
         if fits(&moved(middle)) { enough = middle } else { few = middle + 1 }
     }
     Some(if enough == chosen.len() { all } else { moved(enough) })
+}
+
+/// The same with all states that can be on drives, whether or not memories hold that. `None` if no
+/// host steps anything for `on`.
+pub fn with_all_states_on_drives(
+    context: &Context<'_>,
+    placement: &Placement,
+    on: Option<MemoryId>,
+) -> Option<Placement> {
+    let chosen = chosen(context, placement, on);
+    (on.is_none() || !chosen.is_empty()).then(|| with_states(placement, &chosen))
+}
+
+/// A placement with the states of stages on drives.
+fn with_states(placement: &Placement, chosen: &[(StageId, MemoryId)]) -> Placement {
+    let mut moved = placement.clone();
+    let stages = if moved.backward.is_empty() { &mut moved.stages } else { &mut moved.backward };
+    for (stage, drive) in chosen {
+        stages[*stage].state = Some(*drive);
+    }
+    moved
+}
+
+/// Whether any parameters of a placement are on a drive.
+pub fn keeps_parameters_on_drives(context: &Context<'_>, placement: &Placement) -> bool {
+    placement.all_stages().any(|stage| context.drive_of(stage).is_some())
 }
 
 /// Whether any optimizer state of a placement is on a drive.
@@ -57,7 +76,7 @@ pub fn with_activations_on(context: &Context<'_>, placement: &Placement, drive: 
     any.then_some(moved)
 }
 
-/// A placement with all parameters that are streamed chunk by chunk on `drive`. `None` if none are.
+/// A placement with all parameters that are streamed on `drive`. `None` if none are.
 pub fn with_parameters_on(placement: &Placement, drive: MemoryId) -> Option<Placement> {
     let mut moved = placement.clone();
     let streams = |stage: &&mut Stage| matches!(stage.weights, Weights::Streamed(_));
@@ -65,7 +84,7 @@ pub fn with_parameters_on(placement: &Placement, drive: MemoryId) -> Option<Plac
     for stage in moved.stages.iter_mut().chain(moved.backward.iter_mut()).filter(streams) {
         (stage.weights, any) = (Weights::Streamed(drive), true);
     }
-    (any && placement.system.family() == Family::Streamed).then_some(moved)
+    (any && placement.system.streams_from_drives()).then_some(moved)
 }
 
 /// Whether anything of a placement is on a drive.

@@ -32,7 +32,10 @@ mod window;
 
 pub use check::{check, check_shape};
 pub use context::Context;
-pub use drives::{keeps_state_on_drives, uses_drives, with_activations_on, with_parameters_on, with_states_on_drives};
+pub use drives::{
+    keeps_parameters_on_drives, keeps_state_on_drives, uses_drives, with_activations_on, with_all_states_on_drives,
+    with_parameters_on, with_states_on_drives,
+};
 pub use exchange::{ExchangePolicy, Exchanges, Room, Visit};
 pub use file::{Embedded, FORMAT_VERSION, PlanFile, schema};
 pub use footprint::{

@@ -221,6 +221,11 @@ impl System {
         matches!(self, Self::Mobius | Self::Superpipeline)
     }
 
+    /// Whether parameters may be streamed from a drive.
+    pub const fn streams_from_drives(self) -> bool {
+        matches!(self.family(), Family::Streamed) || matches!(self, Self::ZeroInfinity)
+    }
+
     /// Whether optimizer steps use stale gradients, so that losses differ from those of plain
     /// training.
     pub const fn is_stale(self) -> bool {

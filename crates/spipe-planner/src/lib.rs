@@ -76,6 +76,7 @@ mod common;
 mod runner;
 
 pub use candidates::candidates;
+pub use feasibility::closest::refusal_of;
 pub use feasibility::shortage::{enough_in_total, listed};
 pub use improve::readable::{readable, runs_of_layers};
 pub use problem::{

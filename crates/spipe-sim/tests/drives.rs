@@ -15,9 +15,14 @@ use spipe_model::Model;
 use spipe_plan::{Context, Knobs, Placement, Stage, System, check, footprint, needed, with_states_on_drives};
 use spipe_schedule::lower;
 use spipe_sim::{Options, Simulation, is_ok, simulate};
+use spipe_trace::Span;
 
 /// Two GPUs, a socket that steps at once, and a drive without latency.
-fn with_drive(dram: &str, [read, write]: [&str; 2]) -> Hardware {
+fn with_drive(dram: &str, rates: [&str; 2]) -> Hardware {
+    Hardware::from_toml("machine.toml", &machine_text(dram, rates)).unwrap_or_else(|faults| panic!("{faults}"))
+}
+
+fn machine_text(dram: &str, [read, write]: [&str; 2]) -> String {
     let gpu = |index: u32| {
         format!(
             "[[gpu]]\nname = \"gpu{index}\"\nmemory = \"24 GiB\"\nmemory-bandwidth = \"1 TB/s\"\n\
@@ -25,7 +30,7 @@ fn with_drive(dram: &str, [read, write]: [&str; 2]) -> Hardware {
              [[link]]\nname = \"pcie{index}\"\nbetween = [\"gpu{index}\", \"root0\"]\nbandwidth = \"100 GB/s\"\n"
         )
     };
-    let text = format!(
+    format!(
         "format-version = 1\nname = \"with-drive\"\n[[socket]]\nname = \"cpu0\"\ncores = 8\npeak = {{ f32 = \"1 TFLOP/s\" }}\n\
          optimizer-rate = \"1000 Gparam/s\"\nsource = \"estimate: a test\"\n\
          dram = {{ name = \"dram0\", capacity = \"{dram}\", bandwidth = \"10 TB/s\" }}\n{}{}\
@@ -34,8 +39,7 @@ fn with_drive(dram: &str, [read, write]: [&str; 2]) -> Hardware {
          [[link]]\nname = \"m2\"\nbetween = [\"nvme0\", \"root0\"]\nbandwidth = \"1 TB/s\"\n",
         gpu(0),
         gpu(1)
-    );
-    Hardware::from_toml("machine.toml", &text).unwrap_or_else(|faults| panic!("{faults}"))
+    )
 }
 
 const SYSTEMS: [System; 6] = [
@@ -136,6 +140,61 @@ fn parameters_from_a_drive_bound_the_iteration() {
     }
 }
 
+/// The same of ZeRO-Infinity on one GPU and on two, which read half of each layer each.
+#[test]
+fn shards_of_parameters_from_a_drive_bound_the_iteration() {
+    let (hardware, model) = (with_drive("64 GiB", ["100 MB/s", "200 MB/s"]), model(&[(1, 1, 1); 8], 0));
+    let drive = hardware.memory("nvme0").unwrap();
+    for (state, read, written) in [(false, 8 + 6 + 8, 8), (true, 8 + 6 + 8 + 6 * 8, 8 + 6 * 8)] {
+        for shards in [1, 2] {
+            let stage = |stage: Stage| if state { stage.with_state_on(drive) } else { stage }.with_weights_in(drive);
+            let stages = stages(&hardware, 8, System::ZeroInfinity).into_iter().map(stage);
+            let knobs = Knobs { shards: Some(shards), ..Knobs::default() };
+            let placement = Placement::new(System::ZeroInfinity, stages).with_knobs(knobs);
+            let (simulation, counted) = run((&model, &hardware, &workload(shards, Mode::Train)), &placement);
+            assert!(is_ok(&simulation) && simulation.steady);
+            let least = SimTime::ms(20 * read).max(SimTime::ms(10 * written));
+            let (iteration, most) = (simulation.trace.iteration, SimTime::ms(20 * read + 10 * written + 60));
+            assert!(least <= iteration && iteration <= most, "{shards}: {least} {iteration} {most}");
+            assert_eq!(counted[1], Bytes::new(8 * if state { 14_000_000 } else { 2_000_000 }));
+            let reads = |span: &&Span| span.kind == ActionKind::Copy(Payload::WeightsIn) && on_drive(&simulation, span);
+            let reads = simulation.trace.spans.iter().filter(reads).count();
+            assert!(reads >= 22 * shards as usize, "{reads}");
+        }
+    }
+}
+
+fn on_drive(simulation: &Simulation, span: &Span) -> bool {
+    simulation.trace.lanes[span.lane.index()].name.starts_with("nvme0.")
+}
+
+/// The checker refuses parameters on a drive where a system does not read them from there, or where no
+/// link leads to it.
+#[test]
+fn parameters_on_a_drive_that_does_not_suit_are_refused() {
+    let (model, workload) = (model(&[(1, 1, 1); 4], 0), workload(2, Mode::Train));
+    let fault = |hardware: &Hardware, system: System| {
+        let drive = hardware.memory("nvme0").unwrap();
+        let stages = stages(hardware, 4, system).into_iter().map(|stage| stage.with_weights_in(drive));
+        let cost = CostTable::new(&model, hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware, cost: &cost };
+        check(&context, &Placement::new(system, stages)).unwrap_err().to_string()
+    };
+    let hardware = with_drive("64 GiB", ["2 GB/s", "1 GB/s"]);
+    for system in [System::OneForwardOneBackward, System::Fsdp] {
+        let said = fault(&hardware, system);
+        let wanted = format!("streams its parameters from `nvme0`, but system `{system}` does not stream from drives");
+        assert!(said.contains(&wanted), "{said}");
+    }
+    let text = machine_text("64 GiB", ["2 GB/s", "1 GB/s"]);
+    let apart = text.replace("between = [\"nvme0\", \"root0\"]", "between = [\"nvme0\", \"root1\"]");
+    let apart = Hardware::from_toml("machine.toml", &apart).unwrap_or_else(|faults| panic!("{faults}"));
+    for system in [System::ZeroInfinity, System::Superpipeline] {
+        let said = fault(&apart, system);
+        assert!(said.contains("no link joins `nvme0` and `dram0`"), "{said}");
+    }
+}
+
 /// A drive that is fast enough costs nothing.
 #[test]
 fn a_fast_drive_is_hidden() {
@@ -224,6 +283,46 @@ proptest! {
         let peaks = ["dram0", "nvme0"].map(|name| peak(&simulation, name));
         prop_assert!(peaks[0] <= dram && peaks[1] <= there, "{:?} {} {}", peaks, dram, there);
         prop_assert!(!streamed || peaks[1] == there, "{:?} {}", peaks, there);
+    }
+
+    /// The same of shards of parameters of one GPU or two, which may be on the drive or in DRAM; GPUs hold
+    /// no more than the plan counts.
+    #[test]
+    fn drives_hold_shards_of_parameters(
+        layers in prop::collection::vec((1u64..20, 1u64..64, 1u64..256), 1..9),
+        (shards, resident, rounds) in (1u64..3, 2u64..5, 1u64..4),
+        (state, tied, clips) in any::<(bool, bool, bool)>(),
+        (urgent, synchronous, some) in any::<(bool, bool, bool)>(),
+        (recomputed, frozen, speed) in (0usize..4, 0usize..4, 0..2usize),
+    ) {
+        let hardware = with_drive("256 GiB", [["7 GB/s", "5 GB/s"], ["40 MB/s", "90 MB/s"]][speed]);
+        let model = frozen_in_front(perhaps_tied(&layers, frozen, tied), 0);
+        let drive = hardware.memory("nvme0").unwrap();
+        let mut stages = stages(&hardware, model.layers().len(), System::ZeroInfinity);
+        for (index, stage) in stages.iter_mut().enumerate() {
+            stage.state = state.then_some(drive);
+            stage.recomputed = usize::from(index < recomputed);
+            *stage = if some && index % 3 == 1 { *stage } else { stage.with_weights_in(drive) };
+        }
+        let workload = perhaps_clipped(clips, workload(rounds * shards, Mode::Train));
+        let knobs = Knobs {
+            shards: Some(shards),
+            resident: Some(resident),
+            urgent_steps: urgent,
+            synchronous_optimizer: synchronous,
+            ..Knobs::default()
+        };
+        let placement = Placement::new(System::ZeroInfinity, stages).with_knobs(knobs);
+        let (simulation, [dram, there]) = run((&model, &hardware, &workload), &placement);
+        prop_assert!(is_ok(&simulation));
+        prop_assert_eq!(peak(&simulation, "nvme0"), there);
+        prop_assert!(peak(&simulation, "dram0") <= dram, "{} {}", peak(&simulation, "dram0"), dram);
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let needs = footprint(&Context { model: &model, hardware: &hardware, cost: &cost }, &placement);
+        for gpu in ["gpu0", "gpu1"] {
+            let counted = needed(&needs, hardware.memory(gpu).unwrap());
+            prop_assert!(peak(&simulation, gpu) <= counted, "{} {} {}", gpu, peak(&simulation, gpu), counted);
+        }
     }
 
     /// The drive holds what the plan counts, to the byte; DRAM no more than that.

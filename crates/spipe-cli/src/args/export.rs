@@ -42,8 +42,7 @@ pub struct ExportDeepspeed {
     /// The plan and the folder
     #[command(flatten)]
     pub folder: ExportFolder,
-    /// Mount point of the drive for the optimizer state that the plan keeps on one, or else for all
-    /// shards of ZeRO-Infinity
+    /// Mount point of the drive for what the plan keeps on one, or else for all shards of ZeRO-Infinity
     #[arg(long)]
     pub nvme: Option<String>,
 }

@@ -92,7 +92,7 @@ pub struct Plan {
     /// hold what DRAM does not
     #[arg(long, value_name = "DRIVE", conflicts_with = "improve")]
     pub state_on: Option<String>,
-    /// Stream parameters from this drive, such as nvme0, in a system that streams them chunk by chunk
+    /// Stream parameters from this drive, such as nvme0, in a system that streams them
     #[arg(long, value_name = "DRIVE", conflicts_with = "improve")]
     pub parameters_on: Option<String>,
     /// Keep the activations that GPUs offload on this drive, such as nvme0, in a plan that offloads some

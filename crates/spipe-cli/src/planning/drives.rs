@@ -1,4 +1,4 @@
-//! Plans whose optimizer state or activations are on drives: for machines whose DRAM is too small.
+//! Plans whose parameters, optimizer state or activations are on drives: for machines whose DRAM is too small.
 //!
 //! ```text
 //! machine whose DRAM also has the room of the drives ─► search ─► placements
@@ -7,11 +7,16 @@
 //!
 //! The bound of the search holds: a plan is no faster for what is on a drive.
 
-use super::{Evaluator, Request, Watch};
+use super::{Evaluator, Request, Watch, sizes::missing};
 use spipe_base::{Bytes, MemoryId, SimTime};
 use spipe_cost::{CostTable, LayerMemory, Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
-use spipe_plan::{Family, Placement, System, check, with_activations_on, with_parameters_on, with_states_on_drives};
+use spipe_plan::{
+    Family, Placement, System, check, with_activations_on, with_all_states_on_drives, with_parameters_on,
+    with_states_on_drives,
+};
+use spipe_planner::{PlanError, refusal_of};
+use std::sync::{Mutex, PoisonError};
 
 /// The drives that a request names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,12 +30,11 @@ pub struct DriveFor {
 }
 
 impl DriveFor {
-    /// Whether a system may use the drives that are named: parameters are streamed chunk by chunk, and
-    /// pipelines offload activations.
+    /// Whether a system may use the drives that are named: parameters are streamed, and pipelines offload
+    /// activations.
     pub const fn suits(self, system: System) -> bool {
-        let family = system.family();
-        (self.parameters.is_none() || matches!(family, Family::Streamed))
-            && (self.activations.is_none() || matches!(family, Family::Pipeline))
+        (self.parameters.is_none() || system.streams_from_drives())
+            && (self.activations.is_none() || matches!(system.family(), Family::Pipeline))
     }
 
     /// Whether none is named.
@@ -46,10 +50,31 @@ pub struct OnDrives<'a> {
     pub machine: &'a Hardware,
     /// The drives that are named.
     pub named: DriveFor,
+    pub refused: &'a RefusedOnDrives,
 }
 
-/// The machine with the room of its drives in its DRAMs, as far as optimizer state, and activations
-/// for which a drive is named, can fill it. `None` without drives that may be used, and in inference.
+/// Why the placements of a search that use drives are no plans: the refusal of the one that lacks least.
+#[derive(Debug, Default)]
+pub struct RefusedOnDrives(Mutex<Option<PlanError>>);
+
+impl RefusedOnDrives {
+    /// The refusal of the placement that lacks least.
+    pub fn closest(&self) -> Option<PlanError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note(&self, error: PlanError) {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Threads report in any order: of two that lack as much, one is kept by its text.
+        let key = |error: &PlanError| (missing(error), error.to_string());
+        if known.as_ref().is_none_or(|known| key(&error) < key(known)) {
+            *known = Some(error);
+        }
+    }
+}
+
+/// The machine with the room of its drives in its DRAMs, as far as optimizer state, and parameters and
+/// activations for which a drive is named, can fill it. `None` without drives that may be used, and in inference.
 pub fn roomy(request: &Request<'_>, named: DriveFor) -> Option<Hardware> {
     let (hardware, workload) = (request.hardware, request.workloads.first()?);
     let of_kind = |kind| hardware.memories().enumerate().filter(move |(_, memory)| memory.kind == kind);
@@ -84,6 +109,7 @@ pub struct Moved<'a> {
     /// The evaluator on the machine as it is.
     pub evaluator: Evaluator<'a>,
     pub named: DriveFor,
+    pub refused: &'a RefusedOnDrives,
     pub watch: Option<&'a Watch>,
     pub workload: Workload,
 }
@@ -99,8 +125,13 @@ impl Moved<'_> {
         if let Some(drive) = self.named.activations {
             moved = with_activations_on(&context, &moved, drive)?;
         }
-        let moved = with_states_on_drives(&context, &moved, self.named.state)?;
-        check(&context, &moved).is_ok().then_some(moved)
+        let on_drives = with_states_on_drives(&context, &moved, self.named.state);
+        if let Some(found) = on_drives.as_ref().filter(|found| check(&context, found).is_ok()) {
+            return Some(found.clone());
+        }
+        let tried = on_drives.or_else(|| with_all_states_on_drives(&context, &moved, self.named.state))?;
+        refusal_of(&context, &tried).into_iter().for_each(|error| self.refused.note(error));
+        None
     }
 
     fn seen(&self, placement: &Placement, time: impl FnOnce(&Placement) -> Option<SimTime>) -> Option<SimTime> {

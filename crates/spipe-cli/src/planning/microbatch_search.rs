@@ -2,7 +2,7 @@
 
 use super::{
     DriveFor, Ended, Evaluator, Found, OnDrives, Request, by_layer,
-    drives::{self, Moved},
+    drives::{self, Moved, RefusedOnDrives},
     gap, readable, refusal, remedies,
     sizes::{ROUNDING, Sizes},
     watch::Watched,
@@ -56,14 +56,29 @@ pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
             Err(Unsuccessful::Refused(refused)) => refused,
         }
     } else {
-        Refused { error: no_drive(named), left: request.time_limit, settled: false }
+        Refused { error: refusal::no_drive(named), left: request.time_limit, settled: false }
     };
     let systems: Vec<System> = request.systems.iter().copied().filter(|system| named.suits(*system)).collect();
     if let Some(roomy) = drives::roomy(request, named).filter(|_| !systems.is_empty()) {
-        let on_drives = Some(OnDrives { machine: request.hardware, named });
+        let refused = RefusedOnDrives::default();
+        let on_drives = Some(OnDrives { machine: request.hardware, named, refused: &refused });
         match in_memory(&Request { hardware: &roomy, systems, on_drives, start: None, ..request.clone() }) {
             Ok(found) => return Ok(found),
             Err(Unsuccessful::Failed(failure)) => return Err(failure),
+            Err(Unsuccessful::Refused(Refused { error, left, settled })) if !named.is_none() => {
+                let error = refused.closest().unwrap_or_else(|| match error {
+                    error if settled => refusal::with_room(error, (request.hardware, named)),
+                    error @ PlanError::Infeasible { .. } => error,
+                    _ => refusal::no_drive(named),
+                });
+                // Remedies are sought without drives, and know nothing of what is missing with them.
+                let of_no_memory = matches!(error, PlanError::Infeasible { missing: None, certain: true, .. });
+                return Err(if of_no_memory {
+                    remedies::refusal(request, &error, left)
+                } else {
+                    refusal::failure(&error)
+                });
+            }
             Err(Unsuccessful::Refused(_)) => {}
         }
     }
@@ -101,6 +116,9 @@ fn in_memory(request: &Request<'_>) -> Result<Found, Unsuccessful> {
     }
     if !request.systems.iter().any(|system| request.pins.suit(*system)) {
         return Err(Unsuccessful::Refused(Refused { error: no_pinned(), left: search.left(), settled: false }));
+    }
+    if let Some(fault) = refusal::nowhere_to_offload(request) {
+        return Err(Failure::Infeasible(fault).into());
     }
     search.all_sizes()?;
     search.sizes.keep_start(request);
@@ -260,6 +278,12 @@ impl Search<'_> {
                 None => Failure::Bug("a search without sizes of microbatches".into()).into(),
                 Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => refused(error),
                 Some(PlanError::NoSystem) if !request.pins.is_empty() => refused(no_pinned()),
+                Some(PlanError::StoppedWithoutPlan { examined }) if !request.drive_for.is_none() => {
+                    let closest = request.on_drives.and_then(|on| on.refused.closest());
+                    closest
+                        .map_or_else(|| refusal::stopped(request.drive_for, examined), |error| refusal::failure(&error))
+                        .into()
+                }
                 Some(error) => refusal::failure(&error).into(),
             });
         };
@@ -311,26 +335,6 @@ impl Search<'_> {
     }
 }
 
-/// The refusal of a named drive.
-fn no_drive(named: DriveFor) -> PlanError {
-    let (what, hint) = if named.activations.is_some() {
-        let hint = "name layers whose activations leave their GPU, as `--system po-h` or `--pin offload=0..3` does";
-        ("offloads activations to the drive", hint)
-    } else if named.parameters.is_some() {
-        let hint = "name a system that streams parameters chunk by chunk, such as `--system superpipeline`";
-        ("streams its parameters from the drive", hint)
-    } else {
-        let hint = "name a system whose optimizer steps run on the CPU, such as `--system zero-infinity`";
-        ("keeps its optimizer state on the drive", hint)
-    };
-    PlanError::Infeasible {
-        reason: format!("no placement of the allowed systems {what}"),
-        hint: hint.into(),
-        missing: None,
-        certain: true,
-    }
-}
-
 /// The refusal of pins that no allowed system can satisfy, with any amount of memory.
 fn no_pinned() -> PlanError {
     PlanError::Infeasible {
@@ -364,17 +368,17 @@ fn one_size(
     };
     let cost = table(request.hardware)?;
     let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-    let Some(OnDrives { machine, named }) = request.on_drives else {
+    let Some(OnDrives { machine, named, refused }) = request.on_drives else {
         let evaluator = Watched { evaluator: Evaluator::new(context), watch: request.watch, workload: *workload };
         return solved((request, planner), context, (options, &evaluator));
     };
     let cost = table(machine)?;
     let evaluator = Evaluator::new(Context { model: request.model, hardware: machine, cost: &cost });
-    let moved = Moved { evaluator, named, watch: request.watch, workload: *workload };
+    let moved = Moved { evaluator, named, refused, watch: request.watch, workload: *workload };
     let found = solved((request, planner), context, (options, &moved))?;
     match moved.placement(&found.placement) {
         Some(placement) => Ok(Solution { placement, ..found }),
-        None => Err(no_drive(named)),
+        None => Err(refused.closest().unwrap_or_else(|| refusal::no_drive(named))),
     }
 }
 

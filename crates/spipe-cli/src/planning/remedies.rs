@@ -82,7 +82,7 @@ fn drives(hardware: &Hardware) -> Option<String> {
     let words: Vec<String> = drives.map(|drive| format!("`{}` ({})", drive.name, drive.capacity)).collect();
     let (verb, they) = if words.len() == 1 { ("does", "it") } else { ("do", "them") };
     let named = words.join(", ");
-    (!words.is_empty()).then(|| format!("{named} {verb} not help: plans keep optimizer state on {they}, and activations with `--activations-on` only"))
+    (!words.is_empty()).then(|| format!("{named} {verb} not help: plans keep optimizer state on {they}, and parameters and activations with `--parameters-on` and `--activations-on` only"))
 }
 
 /// The option with the fastest plan per token, in words, with the time of that plan: each is planned

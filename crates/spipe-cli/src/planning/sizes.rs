@@ -181,7 +181,7 @@ impl Sizes {
 }
 
 /// The shortage that a refusal states; the largest number if it states none.
-fn missing(error: &PlanError) -> Bytes {
+pub(super) fn missing(error: &PlanError) -> Bytes {
     match error {
         PlanError::Infeasible { missing: Some(missing), .. } => *missing,
         _ => Bytes::new(u64::MAX),

@@ -37,16 +37,41 @@ impl Drives {
         self.files.get(&memory).ok_or_else(|| TaskError::inconsistent(format!("nothing stands for drive {memory}")))
     }
 
+    /// Writes the bytes that `fill` produces.
+    fn put(
+        &self,
+        memory: MemoryId,
+        to: Spot,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> Result<Place, TaskError> {
+        let file = self.file(memory)?;
+        let written = match to {
+            Spot::Known(place) => file.write(place, fill),
+            Spot::New(bytes) => file.add(bytes, fill),
+            Spot::Lent(bytes) => file.lend(bytes, fill),
+        };
+        written.map_err(|error| TaskError::drive(file.path(), "written", &error))
+    }
+
+    /// Reads what is at a place, whose bytes must be those that were written last. `parse` returns none
+    /// if there are too few.
+    fn get<T>(
+        &self,
+        memory: MemoryId,
+        place: &Place,
+        parse: impl FnOnce(&mut &[u8]) -> Option<T>,
+    ) -> Result<T, TaskError> {
+        let file = self.file(memory)?;
+        let bytes = file.read(place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
+        parse(&mut bytes.as_slice())
+            .ok_or_else(|| TaskError::inconsistent(format!("`{}` holds too few numbers", file.path().display())))
+    }
+
     /// Writes a state: to its place, or to a new one.
     fn write(&self, memory: MemoryId, state: &State, place: Option<Place>) -> Result<OnDrive, TaskError> {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        let file = self.file(memory)?;
-        let fill = |out: &mut dyn Write| write_state(out, state);
-        let written = match place {
-            Some(place) => file.write(place, fill),
-            None => file.add(state.bytes().get() as usize, fill),
-        };
-        let place = written.map_err(|error| TaskError::drive(file.path(), "written", &error))?;
+        let to = Spot::of(place, || state.bytes().get() as usize);
+        let place = self.put(memory, to, |out| write_state(out, state))?;
         let shapes = |layer: &HostLayer| layer.iter().map(|data| data.shape().clone()).collect();
         let described = |layer: &Vec<TensorState>| layer.iter().map(|state| (state.slots(), state.steps())).collect();
         Ok(OnDrive {
@@ -64,41 +89,46 @@ impl Drives {
         layers: &[Arc<HostLayer>],
         place: Option<Place>,
     ) -> Result<Value, TaskError> {
-        let file = self.file(memory)?;
         let tensors = || layers.iter().flat_map(|layer| layer.iter());
-        let fill = |out: &mut dyn Write| tensors().try_for_each(|data| out.write_all(data.as_bytes()));
-        let written = match place {
-            Some(place) => file.write(place, fill),
-            None => file.add(tensors().map(|data| data.as_bytes().len()).sum(), fill),
-        };
-        let place = written.map_err(|error| TaskError::drive(file.path(), "written", &error))?;
+        let to = Spot::of(place, || tensors().map(|data| data.as_bytes().len()).sum());
+        let place = self.put(memory, to, |out| tensors().try_for_each(|data| out.write_all(data.as_bytes())))?;
         let described =
             |layer: &Arc<HostLayer>| layer.iter().map(|data| (data.dtype(), data.shape().clone())).collect();
         Ok(Value::HostOnDrive(Box::new(LayersOnDrive { place, tensors: layers.iter().map(described).collect() })))
     }
 
-    /// Reads parameters; their bytes must be those that were written last.
+    /// Reads parameters.
     fn read_layers(&self, memory: MemoryId, kept: &LayersOnDrive) -> Result<Vec<Arc<HostLayer>>, TaskError> {
-        let file = self.file(memory)?;
-        let bytes = file.read(&kept.place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
-        let mut left = bytes.as_slice();
-        let layers = kept.tensors.iter().map(|layer| read_tensors(&mut left, layer.iter()).map(Arc::new));
-        layers
-            .collect::<Option<_>>()
-            .ok_or_else(|| TaskError::inconsistent(format!("`{}` holds too few numbers", file.path().display())))
+        self.get(memory, &kept.place, |left| {
+            kept.tensors.iter().map(|layer| read_tensors(left, layer.iter()).map(Arc::new)).collect()
+        })
     }
 
-    /// Reads a state; its bytes must be those that were written last.
+    /// Reads a state.
     fn read(&self, memory: MemoryId, kept: &OnDrive) -> Result<State, TaskError> {
-        let file = self.file(memory)?;
-        let bytes = file.read(&kept.place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
-        read_state(&mut bytes.as_slice(), kept)
-            .ok_or_else(|| TaskError::inconsistent(format!("`{}` holds too few numbers", file.path().display())))
+        self.get(memory, &kept.place, |left| read_state(left, kept))
     }
 
     /// The files that the system's cache stands before, because they take no direct transfers.
     pub fn buffered(&self) -> impl Iterator<Item = String> {
         self.files.values().filter(|file| !file.is_direct()).map(|file| file.path().display().to_string())
+    }
+}
+
+/// Where bytes are written in the file of a drive.
+enum Spot {
+    /// A place that has as many already.
+    Known(Place),
+    /// A new place of this size.
+    New(usize),
+    /// Any place of this size that is free, from which they are read once.
+    Lent(usize),
+}
+
+impl Spot {
+    /// A known place, or a new one.
+    fn of(place: Option<Place>, bytes: impl FnOnce() -> usize) -> Self {
+        place.map_or_else(|| Self::New(bytes()), Self::Known)
     }
 }
 
@@ -201,10 +231,9 @@ impl Interpreter<'_> {
         saved: SavedActivations<TensorData>,
     ) -> Result<Value, TaskError> {
         let drive = self.drive_of(to).ok_or_else(|| TaskError::inconsistent(format!("{to} is on no drive")))?;
-        let file = self.drives.file(drive)?;
-        let fill = |out: &mut dyn Write| saved.iter().try_for_each(|data| out.write_all(data.as_bytes()));
         let bytes = saved.iter().map(|data| data.as_bytes().len()).sum();
-        let place = file.lend(bytes, fill).map_err(|error| TaskError::drive(file.path(), "written", &error))?;
+        let fill = |out: &mut dyn Write| saved.iter().try_for_each(|data| out.write_all(data.as_bytes()));
+        let place = self.drives.put(drive, Spot::Lent(bytes), fill)?;
         Ok(Value::OffloadedToDrive(Box::new((saved.turned(|data| (data.dtype(), data.shape().clone())), place))))
     }
 
@@ -215,11 +244,11 @@ impl Interpreter<'_> {
         (kept, place): (SavedActivations<(DType, Shape)>, Place),
     ) -> Result<Value, TaskError> {
         let missing = || TaskError::inconsistent(format!("{from} is on no drive"));
-        let file = self.drives.file(self.drive_of(from).ok_or_else(missing)?)?;
-        let bytes = file.read(&place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
-        file.free(place);
-        let tensors = read_tensors(&mut bytes.as_slice(), kept.iter()).and_then(|tensors| kept.of(tensors));
-        tensors.map(|saved| Value::Offloaded(Box::new(saved))).ok_or_else(missing)
+        let drive = self.drive_of(from).ok_or_else(missing)?;
+        let parse = |left: &mut &[u8]| read_tensors(left, kept.iter()).and_then(|tensors| kept.of(tensors));
+        let saved = self.drives.get(drive, &place, parse)?;
+        self.drives.file(drive)?.free(place);
+        Ok(Value::Offloaded(Box::new(saved)))
     }
 
     fn kept(&self, at: Instance) -> Result<OnDrive, TaskError> {

@@ -121,8 +121,8 @@ fn activations_come_back_from_a_drive() {
     }
 }
 
-/// Parameters alone and with states, in each streamed system, with tied tables, clipped gradients and
-/// in 16 bits: all bits agree with those of the same plan in memory.
+/// Parameters alone and with states, in each streamed system and in shards of two GPUs, with tied tables,
+/// clipped gradients and in 16 bits: all bits agree with those of the same plan in memory.
 #[test]
 fn parameters_come_from_a_drive() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -131,13 +131,24 @@ fn parameters_come_from_a_drive() {
     let [forward, backward] = [&FORWARD[..], &BACKWARD]
         .map(|all| all.iter().map(|stage| stage.replace("streamed", "streamed-from-drive")).collect::<Vec<_>>());
     let tied = tied();
+    let shards = SHARDS.map(|stage| stage.replace(" streamed", " streamed-from-drive"));
+    let shards_alone = shards.clone().map(|stage| stage.replace(" drive", ""));
+    let some = [0, 1].map(|index| shards[index].clone());
+    let some = some.into_iter().chain(SHARDS[2..].iter().map(|stage| (*stage).to_owned())).collect::<Vec<_>>();
+    let tied_shards = ["gpu0 0..0 streamed-from-drive socket", "gpu0 1..2 streamed socket drive recompute:1"];
+    let tied_shards = tied_shards.into_iter().chain(["gpu0 3..3 streamed-from-drive socket drive"]);
+    let tied_shards = tied_shards.map(str::to_owned).collect::<Vec<_>>();
     let four = (0..4).map(|layer| format!("gpu0 {layer}..{layer} streamed-from-drive drive")).collect::<Vec<_>>();
-    let cases: [(System, &[String], &[String], &str); 5] = [
+    let cases: [(System, &[String], &[String], &str); 9] = [
         (System::Superpipeline, &units, &[], LLAMA),
         (System::Superpipeline, &alone, &[], LLAMA),
         (System::Superpipeline, &four, &[], &tied),
         (System::Mobius, &units, &[], LLAMA),
         (System::Spipe, &forward, &backward, LLAMA),
+        (System::ZeroInfinity, &shards, &[], LLAMA),
+        (System::ZeroInfinity, &shards_alone, &[], LLAMA),
+        (System::ZeroInfinity, &some, &[], LLAMA),
+        (System::ZeroInfinity, &tied_shards, &[], &tied),
     ];
     for (system, stages, backward, model) in cases {
         let [stages, backward] = [stages, backward].map(|all| all.iter().map(String::as_str).collect::<Vec<_>>());
@@ -147,6 +158,23 @@ fn parameters_come_from_a_drive() {
             agrees_with_memory(&Setup { stages: &stages, backward: &backward, ..setup }, folder.path());
         }
     }
+}
+
+/// On one GPU, ZeRO-Infinity has the losses of plain training.
+#[test]
+fn whole_shards_from_a_drive_have_the_losses_of_plain_training() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let shards = SHARDS.map(|stage| stage.replace(" streamed", " streamed-from-drive"));
+    let stages = shards.each_ref().map(String::as_str);
+    let knobs = Knobs { shards: Some(1), ..Knobs::default() };
+    let setup = Setup { system: System::ZeroInfinity, stages: &stages, knobs, ..Setup::default() };
+    let (plan, program) = setup.build();
+    let options = options(&setup, 5, folder.path());
+    let plain = reference(&plan, &program, &text(), &options).unwrap_or_else(|error| panic!("{error}"));
+    let report = train(&setup, &options).unwrap_or_else(|error| panic!("{setup:?}: {error}"));
+    let losses = |losses: &[f64]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+    assert_eq!(losses(&report.losses), losses(&plain.losses));
+    assert!(report.losses[4] < report.losses[0], "it learns: {:?}", report.losses);
 }
 
 /// A run with parameters on a drive, and the same without.
@@ -173,8 +201,11 @@ fn runs_go_on_from_checkpoints() {
     let units = UNITS.map(|stage| stage.replace(" streamed", " streamed-from-drive"));
     let units = units.each_ref().map(String::as_str);
     let parameters = Setup { system: System::Superpipeline, stages: &units, ..Setup::default() };
+    let shards = SHARDS.map(|stage| stage.replace(" streamed", " streamed-from-drive"));
+    let shards = shards.each_ref().map(String::as_str);
+    let sharded = Setup { system: System::ZeroInfinity, stages: &shards, ..Setup::default() };
     let precisions = [Precision::Fp32, Precision::Bf16].into_iter().cycle();
-    for (setup, precision) in setups().into_iter().chain([parameters]).zip(precisions) {
+    for (setup, precision) in setups().into_iter().chain([parameters, sharded]).zip(precisions) {
         let setup = Setup { precision, ..setup };
         let go = |options: &Options| train(&setup, options).unwrap_or_else(|error| panic!("{setup:?}: {error}"));
         let plain = |steps| options(&setup, steps, drive.path());

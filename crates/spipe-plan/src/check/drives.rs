@@ -3,9 +3,9 @@
 use super::found::Found;
 use crate::{
     Context, Family, Placement, Stage, Weights,
-    footprint::{hosted_states, speculates, staging, steps_on_a_host},
+    footprint::{hosted_states, speculates, steps_on_a_host},
 };
-use spipe_base::{Diagnostic, MemoryId, StageId};
+use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId};
 use spipe_cost::Mode;
 
 /// Checks that states are on drives, that their steps run on a socket that a route joins with the
@@ -30,64 +30,70 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
     if drives().next().is_none() || !faults.all.is_harmless() {
         return;
     }
-    let name = |memory: MemoryId| &context.hardware.memories()[memory].name;
     for state in hosted_states(context, placement) {
-        let Some(drive) = state.drive else { continue };
-        let joined = |from, to| context.hardware.route(from, to).is_some();
-        if !joined(drive, state.host) || !joined(state.host, drive) {
-            let what = format!("no link joins `{}` and `{}`", name(drive), name(state.host));
-            faults.push_at(state.stage, Diagnostic::error(what).hint("add the link of the drive to the machine"));
+        if let Some(fault) = state.drive.and_then(|drive| unlinked(context, (state.host, drive))) {
+            faults.push_at(state.stage, fault);
         }
     }
 }
 
-/// Parameters on a drive pass through the DRAM of their GPU, in systems that stream them chunk by
-/// chunk and undo no step.
+/// Parameters on a drive pass through the DRAM of their GPUs, in systems that stream them and undo no
+/// step.
 fn streams_from_a_drive(
     context: &Context<'_>,
     placement: &Placement,
     (id, stage): (StageId, &Stage),
 ) -> Option<Diagnostic> {
     let (drive, system) = (context.drive_of(stage)?, placement.system);
-    let name = |memory: MemoryId| &context.hardware.memories()[memory].name;
-    let streams = format!("stage `{id}` streams its parameters from `{}`", name(drive));
-    if system.family() != Family::Streamed {
+    let streams = format!("stage `{id}` streams its parameters from `{}`", name(context, drive));
+    if !system.streams_from_drives() {
         let what = format!("{streams}, but system `{system}` does not stream from drives");
-        return Some(Diagnostic::error(what).hint("use `superpipeline` or `mobius`, or name a DRAM in `weights-in`"));
+        let hint = "use `superpipeline`, `mobius` or `zero-infinity`, or name a DRAM in `weights-in`";
+        return Some(Diagnostic::error(what).hint(hint));
     }
     if context.workload().mode == Mode::Train && speculates(context, placement) {
         let what = format!("{streams}, but system `{system}` undoes steps, for which parameters stay in DRAM");
         return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or name a DRAM in `weights-in`"));
     }
-    let joined = |from, to| context.hardware.route(from, to).is_some();
-    let Some(host) = context.host_of(stage) else {
-        let what = format!("{streams}, but its device has no DRAM in between");
-        return Some(Diagnostic::error(what).hint("add the DRAM and its link to the machine"));
+    let devices = match system.family() {
+        Family::Sharded => placement.participants(context.hardware),
+        _ => vec![stage.device],
     };
-    (!joined(host, drive) || !joined(drive, host)).then(|| {
-        let what = format!("no link joins `{}` and `{}`", name(host), name(drive));
-        Diagnostic::error(what).hint("add the link of the drive to the machine")
-    })
+    devices.into_iter().find_map(|device| through_dram(context, (streams.clone(), device), drive))
 }
 
 /// Offloaded activations pass through the DRAM of their GPU.
 fn offloads_to_a_drive(context: &Context<'_>, (id, stage): (StageId, &Stage)) -> Option<Diagnostic> {
     let drive = stage.offload.filter(|memory| context.is_drive(*memory))?;
-    let (name, device) = (|memory: MemoryId| &context.hardware.memories()[memory].name, stage.device);
+    let device = stage.device;
     if context.is_cpu(device) {
         let device = &context.hardware.devices()[device].name;
-        let what = format!("stage `{id}` on `{device}` offloads to `{}`, but only GPUs do that", name(drive));
+        let what = format!("stage `{id}` on `{device}` offloads to `{}`, but only GPUs do that", name(context, drive));
         return Some(Diagnostic::error(what).hint("leave `offload-to` out, or put the stage on a GPU"));
     }
-    let joined = |from, to| context.hardware.route(from, to).is_some();
-    let Some(host) = staging(context, stage) else {
-        let what = format!("stage `{id}` offloads to `{}`, but its device has no DRAM in between", name(drive));
+    through_dram(context, (format!("stage `{id}` offloads to `{}`", name(context, drive)), device), drive)
+}
+
+/// The fault of a stage that uses a drive from a device without a DRAM between the two.
+fn through_dram(context: &Context<'_>, (what, device): (String, DeviceId), drive: MemoryId) -> Option<Diagnostic> {
+    let Some(host) = context.hardware.host_memory(device) else {
+        let what = format!("{what}, but its device has no DRAM in between");
         return Some(Diagnostic::error(what).hint("add the DRAM and its link to the machine"));
     };
+    unlinked(context, (host, drive))
+}
+
+/// The fault of a DRAM and a drive that no link joins both ways.
+fn unlinked(context: &Context<'_>, (host, drive): (MemoryId, MemoryId)) -> Option<Diagnostic> {
+    let joined = |from, to| context.hardware.route(from, to).is_some();
     (!joined(host, drive) || !joined(drive, host)).then(|| {
-        let what = format!("no link joins `{}` and `{}`", name(host), name(drive));
+        let what = format!("no link joins `{}` and `{}`", name(context, drive), name(context, host));
         Diagnostic::error(what).hint("add the link of the drive to the machine")
     })
+}
+
+fn name<'a>(context: &Context<'a>, memory: MemoryId) -> &'a str {
+    &context.hardware.memories()[memory].name
 }
 
 fn of_stage(

@@ -87,6 +87,7 @@ fn check_hosts(context: &Context<'_>, placement: &Placement, participants: &[Dev
             format!("but each GPU uses the host memory near it, and plans name that of the first, `{}`", memory(home));
         if let Weights::Streamed(other) = stage.weights
             && other != home
+            && !context.is_drive(other)
         {
             refuse(format!("streamed from `{}`, {shared}", memory(other)), format!("use `{}`", memory(home)));
         }

@@ -1,7 +1,8 @@
-//! Optimizer state and activations on drives: the bytes that leave the host, and the slots in which
-//! they pass through it.
+//! Parameters, optimizer state and activations on drives: the bytes that leave the host, and the
+//! slots in which they pass through it.
 //!
 //! ```text
+//! drive ─ read ─► slot in DRAM ─► device
 //! drive ─ read ─► slot in DRAM ─► optimizer step ─► the same slot ─ write ─► drive
 //! device ─ offload ─► slot in DRAM ─ write ─► drive ─ read ─► slot in DRAM ─ reload ─► device
 //! ```
@@ -21,6 +22,28 @@ pub const LOAD_SLOTS: usize = 2;
 /// The number of optimizer states from drives that a queue of steps has in DRAM at once: one that is
 /// read, one in its step, and one that is written.
 pub const STATE_SLOTS: usize = 3;
+
+/// The slots in which data of drives passes through hosts, the largest of each queue: those that are
+/// in a host for a device, of which some number are there at once.
+#[derive(Debug, Default)]
+pub(super) struct Slots(BTreeMap<(DeviceId, MemoryId, usize), Vec<(Bytes, StageId)>>);
+
+impl Slots {
+    /// Lets bytes of a stage pass through a queue: its device, its host and the number of its slots.
+    pub fn pass(&mut self, queue: (DeviceId, MemoryId, usize), bytes: (Bytes, StageId)) {
+        self.0.entry(queue).or_default().push(bytes);
+    }
+
+    /// Adds the slots, each queue's under its first stage.
+    pub fn add(self, memories: &mut Footprint) {
+        for ((_, host, count), mut sizes) in self.0 {
+            let Some(first) = sizes.iter().map(|(_, stage)| *stage).min() else { continue };
+            sizes.sort_unstable_by_key(|size| Reverse(*size));
+            let slots = sizes.iter().take(count).map(|(bytes, _)| *bytes).sum();
+            add(memories, host, (first, StageFootprint { slots, ..StageFootprint::default() }));
+        }
+    }
+}
 
 /// The optimizer state of a stage, or of one shard of it, whose step runs on a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,18 +112,13 @@ pub(super) fn move_states(context: &Context<'_>, placement: &Placement, memories
     if placement.all_stages().all(|stage| stage.state.is_none()) {
         return;
     }
-    let mut queues: BTreeMap<(DeviceId, MemoryId), Vec<(Bytes, StageId)>> = BTreeMap::new();
+    let mut passing = Slots::default();
     for HostedState { stage, queue, host, drive, bytes } in hosted_states(context, placement) {
         let Some(drive) = drive else { continue };
         let there = memories.entry(host).or_default().entry(stage).or_default();
         there.state = there.state.saturating_sub(bytes);
         add(memories, drive, (stage, StageFootprint { state: bytes, ..StageFootprint::default() }));
-        queues.entry((queue, host)).or_default().push((bytes, stage));
+        passing.pass((queue, host, STATE_SLOTS), (bytes, stage));
     }
-    for ((_, host), mut states) in queues {
-        let Some(first) = states.iter().map(|(_, stage)| *stage).min() else { continue };
-        states.sort_unstable_by_key(|state| Reverse(*state));
-        let slots = states.iter().take(STATE_SLOTS).map(|(bytes, _)| *bytes).sum();
-        add(memories, host, (first, StageFootprint { slots, ..StageFootprint::default() }));
-    }
+    passing.add(memories);
 }

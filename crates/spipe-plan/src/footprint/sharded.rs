@@ -1,6 +1,7 @@
 //! The footprint of sharded systems: shards, saved activations, and gathered stages during their
 //! use.
 
+use super::drives::{LOAD_SLOTS, STATE_SLOTS, Slots};
 use super::stage::{Boundary, Footprint, StageFootprint, add, recomputed_bytes, stage_footprint};
 use crate::{
     Context, InFlight, Placement, Stage, Weights,
@@ -16,6 +17,8 @@ pub struct ShardedFootprint {
     pub on_device: Bytes,
     /// The device's shards in the host memory near it.
     pub on_host: Bytes,
+    /// The device's shard of parameters that a drive keeps.
+    pub on_drive: Bytes,
     /// The input and the saved activations of one microbatch; zero without a backward.
     pub kept: Bytes,
     /// Whether the stage has a backward.
@@ -60,8 +63,9 @@ pub fn sharded_footprint(
     // Each device generates its share of the sequences.
     let (mut on_device, mut on_host) = (part(sum(|memory| memory.cache)), Bytes::ZERO);
     let streamed = matches!(stage.weights, Weights::Streamed(_));
+    let on_drive = if context.drive_of(stage).is_some() { part(parameters) } else { Bytes::ZERO };
     *(if streamed { &mut on_host } else { &mut on_device }) +=
-        part(parameters) + part(gradients) + part(tied_gradients);
+        part(parameters) - on_drive + part(gradients) + part(tied_gradients);
     *(if streamed || stage.optimizer.is_some() { &mut on_host } else { &mut on_device }) +=
         part(sum(|memory| memory.optimizer));
     if stage.optimizer.is_some() && !streamed {
@@ -76,6 +80,7 @@ pub fn sharded_footprint(
     ShardedFootprint {
         on_device,
         on_host,
+        on_drive,
         kept: if returns { need.per_microbatch } else { Bytes::ZERO },
         returns,
         gathered: parameters + tied_parameters,
@@ -140,7 +145,7 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
         let at = (*device, participants.len());
         let uses: Vec<ShardedFootprint> =
             placement.stages.iter().map(|stage| sharded_footprint(context, at, stage)).collect();
-        for (id, need) in placement.stages.ids().zip(&uses) {
+        for ((id, stage), need) in placement.stages.enumerate().zip(&uses) {
             let state = StageFootprint {
                 state: need.on_device,
                 per_microbatch: need.kept,
@@ -152,13 +157,51 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
                 let state = StageFootprint { state: need.on_host, ..StageFootprint::default() };
                 add(&mut memories, host, (id, state));
             }
+            if let Some(drive) = context.drive_of(stage) {
+                let state = StageFootprint { state: need.on_drive, ..StageFootprint::default() };
+                add(&mut memories, drive, (id, state));
+            }
         }
         let known = alike.take().filter(|(of, _)| *of == uses).map(|(_, transient)| transient);
         let transient = known.unwrap_or_else(|| transient(&uses, placement.resident_stages()));
         add(&mut memories, memory, (StageId::new(0), StageFootprint { transient, ..StageFootprint::default() }));
         alike = Some((uses, transient));
     }
+    add_slots_of_drives(context, placement, (&participants, &mut memories));
     memories
+}
+
+/// Adds the slots for shards of parameters from drives: those of [`LOAD_SLOTS`] gathers of each device,
+/// and those of [`STATE_SLOTS`] of its optimizer steps, the largest ones.
+fn add_slots_of_drives(
+    context: &Context<'_>,
+    placement: &Placement,
+    (participants, memories): (&[DeviceId], &mut Footprint),
+) {
+    let (mut loads, mut steps) = (Slots::default(), Slots::default());
+    let (shelved, shards) = (|stage: &Stage| context.drive_of(stage).is_some(), participants.len());
+    for (id, stage) in placement.stages.enumerate() {
+        let tie = context.model.borrows(stage.layers);
+        let lends = |owner: &&Stage| tie.is_some_and(|tie| owner.layers.contains(tie.owner)) && shelved(owner);
+        let tie = tie.filter(|_| placement.stages.iter().find(lends).is_some());
+        let trains = context.trains(stage.layers) || context.model.borrows(stage.layers).is_some();
+        for device in participants {
+            let Some(host) = context.hardware.host_memory(*device) else { continue };
+            let of = |layer| context.cost.memory(layer, *device);
+            let own = shard(stage.layers.iter().map(|layer| of(layer).parameters).sum(), shards);
+            let own = if shelved(stage) { own } else { Bytes::ZERO };
+            let tied = tie.map_or(Bytes::ZERO, |tie| shard(of(tie.user).tied_parameters, shards));
+            // The same parameters may arrive for both passes.
+            for bytes in [(own + tied, id); LOAD_SLOTS].into_iter().filter(|(bytes, _)| *bytes > Bytes::ZERO) {
+                loads.pass((*device, host, LOAD_SLOTS), bytes);
+            }
+            if trains && own > Bytes::ZERO && context.backward_of(stage.layers).is_some() {
+                steps.pass((*device, host, STATE_SLOTS), (own, id));
+            }
+        }
+    }
+    loads.add(memories);
+    steps.add(memories);
 }
 
 /// The most that a device holds while it computes, beyond the saved activations of all stages.

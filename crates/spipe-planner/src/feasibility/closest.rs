@@ -4,7 +4,7 @@ use crate::{
     feasibility::shortage::listed,
     problem::{PlanError, Problem},
 };
-use spipe_base::{Bytes, MemoryId, StageId};
+use spipe_base::{Bytes, Diagnostic, MemoryId, StageId};
 use spipe_plan::{Context, Placement, StageFootprint, check, check_shape, footprint};
 use std::collections::BTreeMap;
 
@@ -92,6 +92,23 @@ impl Shortage {
     }
 }
 
+/// Returns why the checker refuses a placement: its shortage of memory, where that is all, or else its
+/// first fault. `None` if the checker accepts it.
+pub fn refusal_of(context: &Context<'_>, placement: &Placement) -> Option<PlanError> {
+    let short = || closest(context, std::slice::from_ref(placement)).map(|shortage| shortage.error(context));
+    let faults = check(context, placement).err()?;
+    short().or_else(|| faults.iter().next().map(of_fault))
+}
+
+fn of_fault(fault: &Diagnostic) -> PlanError {
+    PlanError::Infeasible {
+        reason: fault.message.clone(),
+        hint: fault.hint.clone().unwrap_or_default(),
+        missing: None,
+        certain: false,
+    }
+}
+
 /// Returns the reason why none of `candidates` is a plan although none lacks memory: a fault that
 /// the checker found, or that none runs.
 pub(crate) fn without_shortage(problem: &Problem<'_>, candidates: &[Placement], examined: usize) -> PlanError {
@@ -101,11 +118,6 @@ pub(crate) fn without_shortage(problem: &Problem<'_>, candidates: &[Placement], 
     let first = least.and_then(|faults| faults.iter().next());
     match first {
         None => PlanError::NoSystem,
-        Some(fault) => PlanError::Infeasible {
-            reason: fault.message.clone(),
-            hint: fault.hint.clone().unwrap_or_default(),
-            missing: None,
-            certain: false,
-        },
+        Some(fault) => of_fault(fault),
     }
 }

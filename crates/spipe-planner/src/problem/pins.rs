@@ -142,6 +142,12 @@ impl Pins {
         self.named.is_empty()
     }
 
+    /// The words of the first pin that offloads activations.
+    pub fn offloading(&self) -> Option<&str> {
+        let offloads = |named: &&Named| matches!(named.pin, Pin::Activations(_, Activations::Offloaded));
+        self.named.iter().find(offloads).map(|named| named.words.as_str())
+    }
+
     /// Whether some pin names a layer.
     pub fn count_layers(&self) -> bool {
         self.named.iter().any(|named| !matches!(named.pin, Pin::Stage(..) | Pin::Knob(..)))

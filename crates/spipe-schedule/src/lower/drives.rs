@@ -1,4 +1,5 @@
-//! Optimizer state on drives: it is read before its step and written after it.
+//! Optimizer state on drives: it is read before its step and written after it. Parameters on drives:
+//! they are read before each use.
 //!
 //! ```text
 //! nvme0.read       state in ─┐               ┌─ the next but two
@@ -7,14 +8,14 @@
 //! ```
 //!
 //! A queue of steps has [`STATE_SLOTS`] slots in DRAM: a read waits until the state that is that many
-//! steps before it is written.
+//! steps before it is written. A device has [`LOAD_SLOTS`] slots for parameters on their way to it.
 
 use super::flows::{Transfer, route};
 use crate::{Access, Anchor, Content, Edge, Lifetime, NewAction, Part, ProgramBuilder};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneRole, MemoryId, Payload, SimTime, Subject,
 };
-use spipe_plan::{Context, STATE_SLOTS};
+use spipe_plan::{Context, LOAD_SLOTS, STATE_SLOTS};
 use std::collections::BTreeMap;
 
 /// An optimizer state that a drive keeps.
@@ -53,9 +54,19 @@ impl DriveState {
     /// The copy of the state over the routes of a machine, from its drive or back to it.
     pub fn over_routes(&self, context: &Context<'_>, payload: Payload, faults: &mut Faults) -> Transfer {
         let (from, to) = if payload == Payload::StateIn { (self.drive, self.host) } else { (self.host, self.drive) };
-        let flow = route(context, from, to, self.bytes).map_err(|fault| faults.push(fault));
-        Transfer { work: SimTime::ZERO, flows: flow.into_iter().collect() }
+        over_route(context, (from, to), self.bytes, faults)
     }
+}
+
+/// A copy of `bytes` over the route between a drive and DRAM.
+pub(super) fn over_route(
+    context: &Context<'_>,
+    (from, to): (MemoryId, MemoryId),
+    bytes: Bytes,
+    faults: &mut Faults,
+) -> Transfer {
+    let flow = route(context, from, to, bytes).map_err(|fault| faults.push(fault));
+    Transfer { work: SimTime::ZERO, flows: flow.into_iter().collect() }
 }
 
 /// The states that pass through each host, by the device of their queue.
@@ -104,6 +115,54 @@ impl DriveStates {
         for queue in self.queues.values().filter(|queue| queue.len() > STATE_SLOTS) {
             for ((read, _), (_, written)) in queue.iter().zip(&queue[queue.len() - STATE_SLOTS..]) {
                 waits(builder, (*written, *read), 1);
+            }
+        }
+    }
+}
+
+/// The parameters that pass from drives through DRAM, by the device to which they go.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Loads(BTreeMap<DeviceId, Vec<Load>>);
+
+/// The reads that fill a slot, and the actions that use what is there. A slot without the latter is open.
+#[derive(Clone, Debug, Default)]
+struct Load {
+    reads: Vec<ActionId>,
+    uses: Vec<ActionId>,
+}
+
+impl Loads {
+    /// Adds a read into the open slot of a device. A slot is opened if none is, once its last content
+    /// has been used.
+    pub fn enter(&mut self, builder: &mut ProgramBuilder, (device, read): (DeviceId, ActionId)) {
+        let loads = self.0.entry(device).or_default();
+        if loads.last().is_none_or(|last| !last.uses.is_empty()) {
+            loads.push(Load::default());
+        }
+        let before = (loads.len() - 1).checked_sub(LOAD_SLOTS);
+        for used in before.iter().flat_map(|index| &loads[*index].uses) {
+            waits(builder, (*used, read), 0);
+        }
+        if let Some(last) = loads.last_mut() {
+            last.reads.push(read);
+        }
+    }
+
+    /// Closes the open slot of a device, which `uses` use.
+    pub fn leave(&mut self, (device, uses): (DeviceId, &[ActionId])) {
+        let last = self.0.get_mut(&device).and_then(|loads| loads.last_mut());
+        if let Some(last) = last.filter(|last| last.uses.is_empty()) {
+            last.uses = uses.to_vec();
+        }
+    }
+
+    /// Adds the precedences across iterations: the first reads wait for the slots of the last ones.
+    pub fn join_iterations(&self, builder: &mut ProgramBuilder) {
+        for loads in self.0.values() {
+            for (last, first) in loads.iter().skip(loads.len().saturating_sub(LOAD_SLOTS)).zip(loads) {
+                for used in &last.uses {
+                    first.reads.iter().for_each(|read| waits(builder, (*used, *read), 1));
+                }
             }
         }
     }

@@ -5,14 +5,13 @@ mod device;
 pub use device::transient_boundaries;
 
 use super::{
-    drives::{LOAD_SLOTS, STATE_SLOTS},
+    drives::{LOAD_SLOTS, STATE_SLOTS, Slots},
     stage::{Footprint, StageFootprint, add},
 };
 use crate::{Context, ExchangePolicy, Placement, Stage, System, Weights};
 use device::on_device;
-use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
+use spipe_base::{Bytes, DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
-use std::{cmp::Reverse, collections::BTreeMap};
 
 /// The bytes in each memory: on devices those of [`device::on_device`]; on the host parameters,
 /// gradients and optimizer state (16 bytes per parameter in mixed precision with Adam), and the
@@ -46,7 +45,7 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
 fn add_slots_of_drives(context: &Context<'_>, placement: &Placement, memories: &mut Footprint) {
     let training = context.workload().mode == Mode::Train;
     let units = if placement.knobs.sequential { 1 } else { ExchangePolicy::of(placement).swap };
-    let mut queues: BTreeMap<(DeviceId, MemoryId, usize), Vec<(Bytes, StageId)>> = BTreeMap::new();
+    let (mut loads, mut steps) = (Slots::default(), Slots::default());
     for (index, stage) in placement.all_stages().enumerate().filter(|(_, stage)| context.drive_of(stage).is_some()) {
         let Some(host) = context.host_of(stage) else { continue };
         let of = |part: fn(&LayerMemory) -> Bytes| {
@@ -55,20 +54,17 @@ fn add_slots_of_drives(context: &Context<'_>, placement: &Placement, memories: &
         let (own, id) = (of(|memory| memory.parameters), StageId::from(index));
         let tied = context.model.borrows(stage.layers);
         let tied = tied.map_or(Bytes::ZERO, |tie| context.cost.memory(tie.user, stage.device).tied_parameters);
-        let loads = queues.entry((stage.device, host, LOAD_SLOTS * units)).or_default();
         // The same parameters may arrive for both passes.
-        loads.extend([(own + tied, id); LOAD_SLOTS]);
-        let steps = placement.backward.is_empty() || index >= placement.stages.len();
-        if training && steps && context.trains(stage.layers) {
-            queues.entry((context.steps(stage), host, STATE_SLOTS)).or_default().push((own, id));
+        for bytes in [(own + tied, id); LOAD_SLOTS] {
+            loads.pass((stage.device, host, LOAD_SLOTS * units), bytes);
+        }
+        let returns = placement.backward.is_empty() || index >= placement.stages.len();
+        if training && returns && context.trains(stage.layers) {
+            steps.pass((context.steps(stage), host, STATE_SLOTS), (own, id));
         }
     }
-    for ((_, host, count), mut sizes) in queues {
-        let Some(first) = sizes.iter().map(|(_, stage)| *stage).min() else { continue };
-        sizes.sort_unstable_by_key(|size| Reverse(*size));
-        let slots = sizes.iter().take(count).map(|(bytes, _)| *bytes).sum();
-        add(memories, host, (first, StageFootprint { slots, ..StageFootprint::default() }));
-    }
+    loads.add(memories);
+    steps.add(memories);
 }
 
 /// Whether optimizer steps run speculatively, before the norm of all gradients is known. They are

@@ -22,14 +22,15 @@ impl Lowering<'_> {
     pub(super) fn gather_whole(&mut self, at: usize, owner: usize, what: &Whole) -> BufferId {
         let here = &self.participants[at];
         let (memory, lane, part) = (here.memory, here.collective, &here.parts[owner]);
-        let (home, shard) = (part.home, Access::new(part.parameters, 0));
-        let mut own = shard;
+        let home = part.home;
+        let mut own = self.shard(at, owner, what.content);
         let mut first = None;
         let whole = self.builder.buffer(what.content, memory, what.whole, Lifetime::Transient);
         if home != memory && self.participants.len() == 1 {
             let kind = ActionKind::Copy(Payload::WeightsIn);
             let accesses = (vec![own], vec![Access::new(whole, 1)]);
             let copy = self.copy(at, (kind, what.subject), (home, memory, what.whole), accesses);
+            self.uses_shard(at, copy);
             self.make_room(at, (copy, copy));
             return whole;
         }
@@ -38,13 +39,16 @@ impl Lowering<'_> {
             let arrived = self.builder.part(self.share(at), what.content, memory, arrived);
             let kind = ActionKind::Copy(Payload::WeightsIn);
             let ends = (home, memory, what.shard);
-            first = Some(self.copy(at, (kind, what.subject), ends, (vec![own], vec![Access::new(arrived, 1)])));
+            let copy = self.copy(at, (kind, what.subject), ends, (vec![own], vec![Access::new(arrived, 1)]));
+            self.uses_shard(at, copy);
+            first = Some(copy);
             own = Access::new(arrived, 1);
         }
-        let others = self.participants.iter().enumerate().filter(|(other, _)| *other != at);
-        let reads = std::iter::once(own).chain(others.map(|(_, other)| Access::new(other.parts[owner].parameters, 0)));
+        let others = (0..self.participants.len()).filter(|other| *other != at);
+        let reads = std::iter::once(own).chain(others.clone().map(|other| self.shard(other, owner, what.content)));
         let reads = (reads.collect(), vec![Access::new(whole, 1)]);
         let gather = self.collective(at, lane, (Collective::AllGather, what), reads);
+        others.for_each(|other| self.uses_shard(other, gather));
         self.make_room(at, (first.unwrap_or(gather), gather));
         whole
     }

@@ -3,8 +3,8 @@
 //! et al., ZeRO, 2020; Zhao et al., FSDP, 2023).
 //!
 //! ```text
-//! forward    [weights in] ─► all-gather ─► forward
-//! backward   [weights in] ─► all-gather ─► recompute, backward ─► reduce-scatter ─► [gradients out]
+//! forward    [read] ─► [weights in] ─► all-gather ─► forward
+//! backward   [read] ─► [weights in] ─► all-gather ─► recompute, backward ─► reduce-scatter ─► [gradients out]
 //! ```
 //!
 //! A collective over n devices is a ring: each device receives (n − 1)/n of the bytes from the one
@@ -13,16 +13,23 @@
 //! follows their forward, and the first ones from round to round.
 
 mod collectives;
+mod from_drives;
 mod optimizer;
 mod participant;
 mod tied;
 
-use super::{drives::DriveStates, flows::copying, machine::machine, steps::update_all};
+use super::{
+    drives::{DriveStates, Loads},
+    flows::copying,
+    machine::machine,
+    steps::update_all,
+};
 use crate::{
     Access, Anchor, Content, Edge, Lifetime, NewAction, Part, Program, ProgramBuilder,
     work::{StageWork, Work},
 };
 use collectives::Whole;
+use from_drives::Arrived;
 use participant::{Gathered, Participant, SLOTS};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneRole, MemoryId, MicrobatchId, SimTime,
@@ -51,6 +58,11 @@ struct Lowering<'a> {
     /// Whether optimizer steps are a phase of their own.
     synchronous_optimizer: bool,
     drives: DriveStates,
+    /// The parameters of steps, on their way from drives and back.
+    shelved: DriveStates,
+    /// The parameters on their way from drives to gathers.
+    loads: Loads,
+    arrived: Arrived,
     faults: Faults,
 }
 
@@ -72,6 +84,9 @@ impl<'a> Lowering<'a> {
             synchronous_optimizer: placement.knobs.synchronous_optimizer,
             urgent_steps: placement.knobs.urgent_steps,
             drives: DriveStates::default(),
+            shelved: DriveStates::default(),
+            loads: Loads::default(),
+            arrived: Arrived::default(),
             faults: Faults::new(),
         }
     }
@@ -81,13 +96,17 @@ impl<'a> Lowering<'a> {
         let (first, stages) = (self.first_with_backward(), self.stages());
         for round in 0..self.context.workload().microbatches as usize / count.max(1) {
             for stage in 0..stages {
+                self.read_shards(stage);
                 for at in 0..count {
                     self.forward(at, stage, MicrobatchId::from(round * count + at));
                 }
+                self.leave_shards();
             }
             for stage in (first..stages).rev() {
+                self.read_shards(stage);
                 let gradients: Vec<_> =
                     (0..count).map(|at| self.backward(at, stage, MicrobatchId::from(round * count + at))).collect();
+                self.leave_shards();
                 let (own, tied): (Vec<BufferId>, Vec<Option<BufferId>>) = gradients.into_iter().unzip();
                 let tied: Vec<BufferId> = tied.into_iter().flatten().collect();
                 for at in 0..count {
@@ -98,6 +117,8 @@ impl<'a> Lowering<'a> {
         }
         update_all(&mut self);
         self.drives.join_iterations(self.builder);
+        self.shelved.join_iterations(self.builder);
+        self.loads.join_iterations(self.builder);
         self.join_iterations();
         self.faults.or(())
     }
@@ -215,16 +236,20 @@ impl<'a> Lowering<'a> {
             }
         };
         let gathered = present.unwrap_or_else(|| {
-            let part = &self.participants[at].parts[stage];
-            let (layers, bytes) = (part.stage.layers, part.bytes);
-            let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
-            let (whole, shard) = (bytes.parameters, bytes.parameter_shard);
-            let own =
-                self.gather_whole(at, stage, &Whole { subject, content: Content::Parameters(layers), whole, shard });
+            let own = self.gather_whole(at, stage, &self.whole(at, stage));
             Gathered { own, tied: self.gather_tied(at, stage), used }
         });
         self.participants[at].gathered.insert(stage, Gathered { used, ..gathered });
         std::iter::once(Access::new(gathered.own, 1)).chain(gathered.tied).collect()
+    }
+
+    /// The parameters of a stage.
+    fn whole(&self, at: usize, stage: usize) -> Whole {
+        let part = &self.participants[at].parts[stage];
+        let (layers, bytes) = (part.stage.layers, part.bytes);
+        let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
+        let (whole, shard) = (bytes.parameters, bytes.parameter_shard);
+        Whole { subject, content: Content::Parameters(layers), whole, shard }
     }
 
     /// Drops a stage from the window of a device: the next gather waits for its last use.

@@ -10,9 +10,9 @@ use spipe_plan::Context;
 
 /// A stage's shard on a device whose gradients are complete.
 pub(in crate::lower) struct Step {
-    at: usize,
-    stage: usize,
-    subject: Subject,
+    pub(super) at: usize,
+    pub(super) stage: usize,
+    pub(super) subject: Subject,
     gradients: Access,
     state: State,
     /// The memory, device and lane of the optimizer step.
@@ -105,10 +105,13 @@ impl Lowering<'_> {
         let here = &self.participants[at];
         let part = &here.parts[stage];
         let (on_device, layers, bytes) = (here.memory, part.stage.layers, part.bytes.updated_shard);
-        let parameters = (Access::new(part.parameters, 0), Access::new(part.parameters, 1));
+        let kept = Access::new(part.parameters, 1);
         if memory == on_device || memory == part.home {
-            let action = self.step(step, (vec![gradients, parameters.0, state.0], vec![parameters.1, state.1]));
-            return Update { step: action, end: action };
+            let (before, read) = self.parameters_of_step(step);
+            let after = Access::new(before.buffer, before.version + 1);
+            let action = self.step(step, (vec![gradients, before, state.0], vec![after, state.1]));
+            let written = read.and_then(|read| self.shelve(step, (after, read)));
+            return Update { step: action, end: written.unwrap_or(action) };
         }
         let lifetime = lifetime_of_updated(self.context, here.device);
         let updated = self.builder.part(self.share(at), Content::Updated(layers), memory, (bytes, lifetime));
@@ -117,7 +120,7 @@ impl Lowering<'_> {
         let updated = Access::new(updated, 1);
         let action = self.step(step, (reads, vec![updated, state.1]));
         let back = (ActionKind::Copy(Payload::WriteBack), subject);
-        let end = self.copy(at, back, (memory, on_device, bytes), (vec![updated], vec![parameters.1]));
+        let end = self.copy(at, back, (memory, on_device, bytes), (vec![updated], vec![kept]));
         Update { step: action, end }
     }
 

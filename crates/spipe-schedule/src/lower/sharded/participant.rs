@@ -24,8 +24,10 @@ pub(super) struct StagePart {
     pub cache: Option<BufferId>,
     /// The shard of the optimizer state, and the memory of its step.
     pub state: Option<(State, MemoryId)>,
-    /// The memory of the shards of parameters and gradients.
+    /// The memory of the shards of gradients and, unless a drive keeps them, of parameters.
     pub home: MemoryId,
+    /// The drive that keeps the parameters.
+    pub shelf: Option<MemoryId>,
     /// The number of additions to the gradients.
     pub accumulated: u32,
     pub bytes: Sizes,
@@ -136,6 +138,7 @@ impl StagePart {
         let bytes = Sizes::of(context, &stage, share.of as usize);
         let host = context.hardware.host_memory(device).unwrap_or(memory);
         let home = if matches!(stage.weights, Weights::Streamed(_)) { host } else { memory };
+        let shelf = context.drive_of(&stage);
         let state_in = if home == host || stage.optimizer.is_some() { host } else { memory };
         let borrowed = Borrowed::of(context, placement, &stage);
         // Gradients of borrowed parameters are reduced as if they were the stage's own.
@@ -145,7 +148,7 @@ impl StagePart {
         let cache = shard_of(|memory| memory.cache);
         Self {
             cache: (cache > Bytes::ZERO).then(|| resident(Content::Cache(layers), memory, cache)),
-            parameters: resident(Content::Parameters(layers), home, bytes.parameter_shard),
+            parameters: resident(Content::Parameters(layers), shelf.unwrap_or(home), bytes.parameter_shard),
             gradients: training.then(|| resident(Content::Gradients(layers), home, bytes.gradient_shard)),
             state: training.then(|| {
                 let bytes = shard_of(|memory| memory.optimizer);
@@ -159,6 +162,7 @@ impl StagePart {
             stage,
             id,
             home,
+            shelf,
             accumulated: 0,
             bytes,
         }

@@ -39,12 +39,17 @@ impl Borrowed {
 }
 
 impl Lowering<'_> {
-    /// Adds the gather of borrowed parameters.
-    pub(super) fn gather_tied(&mut self, at: usize, stage: usize) -> Option<Access> {
+    /// The borrowed parameters of a stage, with the stage of their owner.
+    pub(super) fn borrowed_whole(&self, at: usize, stage: usize) -> Option<(usize, Whole)> {
         let part = &self.participants[at].parts[stage];
         let borrowed = part.borrowed.as_ref()?;
         let content = (Content::Shared(borrowed.tie.user), borrowed.parameters);
-        let (owner, what) = (borrowed.owner, borrowed.whole(part.id, content, self.participants.len()));
+        Some((borrowed.owner, borrowed.whole(part.id, content, self.participants.len())))
+    }
+
+    /// Adds the gather of borrowed parameters.
+    pub(super) fn gather_tied(&mut self, at: usize, stage: usize) -> Option<Access> {
+        let (owner, what) = self.borrowed_whole(at, stage)?;
         Some(Access::new(self.gather_whole(at, owner, &what), 1))
     }
 

@@ -8,19 +8,11 @@
 //! nvme0.write                                               └─► write back
 //! ```
 //!
-//! A device has [`LOAD_SLOTS`] copies in DRAM; the steps of a socket have slots as those of states.
+//! A device has [`LOAD_SLOTS`](spipe_plan::LOAD_SLOTS) copies in DRAM; the steps of a socket have slots as those of states.
 
 use super::{Lowering, Visit, optimizer::Complete, tied::Borrowed, weights::Piece};
 use crate::{Access, Content, Lifetime, lower::drives::copy_all};
-use spipe_base::{ActionId, Bytes, DeviceId, Faults, IdleCause, LayerRange, MemoryId, Payload, Subject};
-use spipe_plan::LOAD_SLOTS;
-
-/// The reads of one copy of parameters to a device, and the actions that free their slot.
-#[derive(Default)]
-pub(super) struct Passing {
-    reads: Vec<ActionId>,
-    copies: Vec<ActionId>,
-}
+use spipe_base::{ActionId, Bytes, Faults, LayerRange, MemoryId, Payload, Subject};
 
 impl Lowering<'_> {
     /// The parameters of a piece on the host for a copy to the device of `first`: in their home, or
@@ -55,40 +47,9 @@ impl Lowering<'_> {
         let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(first)) };
         let ends = (vec![Access::new(piece.buffer, 0)], vec![staged]);
         let read = copy_all(self.builder, shelf, (Payload::WeightsIn, subject, transfer), ends);
-        let passing = self.passing.entry(self.chunk(first).device).or_default();
-        // The last one is open until its copies are known.
-        if passing.last().is_none_or(|last| !last.copies.is_empty()) {
-            passing.push(Passing::default());
-        }
-        let free = (passing.len() - 1).checked_sub(LOAD_SLOTS).map(|index| passing[index].copies.clone());
-        if let Some(last) = passing.last_mut() {
-            last.reads.push(read);
-        }
-        for copy in free.into_iter().flatten() {
-            self.wait(copy, read, (0, IdleCause::Memory));
-        }
+        let device = self.chunk(first).device;
+        self.loads.enter(self.builder, (device, read));
         Ok(staged)
-    }
-
-    /// Closes the last reads for a device, which `copies` use.
-    pub(super) fn passed(&mut self, (device, copies): (DeviceId, &[ActionId])) {
-        let last = self.passing.get_mut(&device).and_then(|passing| passing.last_mut());
-        if let Some(last) = last.filter(|last| last.copies.is_empty()) {
-            last.copies = copies.to_vec();
-        }
-    }
-
-    /// Adds the precedences across iterations: the first reads wait for the slots of the last copies.
-    pub(super) fn join_passing(&mut self) {
-        let mut edges = Vec::new();
-        for passing in self.passing.values() {
-            for (last, first) in passing.iter().skip(passing.len().saturating_sub(LOAD_SLOTS)).zip(passing) {
-                edges.extend(last.copies.iter().flat_map(|copy| first.reads.iter().map(|read| (*copy, *read))));
-            }
-        }
-        for (copy, read) in edges {
-            self.wait(copy, read, (1, IdleCause::Memory));
-        }
     }
 
     /// The parameters of a step at a version, on the host.

@@ -26,7 +26,10 @@ mod weights;
 pub use bare::{StreamedTimes, UnitTimes, bare_streamed, bare_superpipeline, bare_superpipeline_after};
 pub(super) use placement::lower;
 
-use super::{drives::DriveStates, flows::Transfer};
+use super::{
+    drives::{DriveStates, Loads},
+    flows::Transfer,
+};
 use crate::{Access, Content, Edge, Lifetime, NewAction, Program, ProgramBuilder, Stage as ProgramStage};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
@@ -206,8 +209,8 @@ struct Lowering<'a> {
     drives: DriveStates,
     /// The parameters of steps, on their way from drives and back.
     shelved: DriveStates,
-    /// By device, the reads from drives for each copy of parameters to it, and the copies.
-    passing: BTreeMap<DeviceId, Vec<from_drives::Passing>>,
+    /// The parameters on their way from drives to devices.
+    loads: Loads,
 }
 
 impl Lowering<'_> {
@@ -234,7 +237,7 @@ impl Lowering<'_> {
             computed: BTreeMap::new(),
             drives: DriveStates::default(),
             shelved: DriveStates::default(),
-            passing: BTreeMap::new(),
+            loads: Loads::default(),
         };
         this.add_stages();
         this.hold_parameters();
@@ -264,7 +267,7 @@ impl Lowering<'_> {
         this.update()?;
         this.drives.join_iterations(this.builder);
         this.shelved.join_iterations(this.builder);
-        this.join_passing();
+        this.loads.join_iterations(this.builder);
         builder.build()
     }
 

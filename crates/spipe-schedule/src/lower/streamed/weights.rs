@@ -136,7 +136,7 @@ impl Lowering<'_> {
                 for unit in batch {
                     copies.extend(self.load_tied(lane, unit)?);
                 }
-                self.passed((device, &copies));
+                self.loads.leave((device, &copies));
                 loads.extend(copies);
             }
             if let Some(eviction) = eviction {
