@@ -97,6 +97,53 @@ fn activations_that_leave_go_to_the_named_drive() {
     assert!(said(&none).contains("offloads activations to the drive"), "{}", said(&none));
 }
 
+/// With everything on the drives that are named, the GPU lacks memory, or DRAM for gradients and slots:
+/// that is said, and not that nothing uses the drive.
+#[test]
+fn where_a_named_drive_does_not_help_the_shortage_is_said() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "plan --hardware rtx4090-pcie4-128gb --global-batch 8 --microbatch 1 --effort low";
+    for (what, memory) in [
+        ("--model llama2-13b --system po-h --devices gpu0 --activations-on nvme0", "gpu0"),
+        ("--model llama2-70b --system superpipeline --parameters-on nvme0 --state-on nvme0", "dram0"),
+        ("--model llama2-70b --system zero-infinity --parameters-on nvme0 --state-on nvme0", "dram0"),
+    ] {
+        let refused = spipe(folder.path(), &format!("{job} {what}"));
+        assert_eq!(refused.status.code(), Some(4), "{what}: {}", said(&refused));
+        let short = said(&refused);
+        assert!(short.contains(&format!("more in `{memory}`")) && !short.contains("on the drive"), "{what}: {short}");
+    }
+}
+
+/// A search with a limit on its steps may try nothing that uses the drive: then it says what would.
+#[test]
+fn a_search_that_stops_says_how_a_plan_comes_to_the_drive() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "plan --model gpt2 --hardware rtx4090-pcie4-128gb --global-batch 8 --effort low --system 1f1b";
+    let stopped = spipe(folder.path(), &format!("{job} --activations-on nvme0"));
+    assert_eq!(stopped.status.code(), Some(5), "{}", said(&stopped));
+    assert!(said(&stopped).contains("a plan that offloads activations to the drive; "), "{}", said(&stopped));
+    assert!(said(&stopped).contains("`--pin offload=0..3` does, or allow more time"), "{}", said(&stopped));
+    let pinned = json(folder.path(), &format!("{job} --activations-on nvme0 --pin offload=2..5"));
+    assert!(pinned["stages"].as_array().unwrap().iter().any(|stage| stage["offload-to"] == "nvme0"), "{pinned}");
+}
+
+/// A GPU alone has no socket to whose DRAM stages of 1F1B offload.
+#[test]
+fn offloads_without_a_socket_are_refused_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let job = "plan --model gpt2 --hardware rtx4090-pcie4-128gb --global-batch 8 --effort low --pin offload=2..5";
+    let refused = spipe(folder.path(), &format!("{job} --system 1f1b --devices gpu0"));
+    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    let wanted = "`offload=2..5`: `1f1b` offloads to the DRAM of a CPU socket, and `rtx4090-pcie4-128gb` has none here\n\
+                  hint: name a socket in `--devices` too, or use `--system po-h`";
+    assert!(said(&refused).contains(wanted), "{}", said(&refused));
+    for other in ["--system 1f1b --devices gpu0,cpu0", "--system po-h --devices gpu0"] {
+        let plan = json(folder.path(), &format!("{job} {other}"));
+        assert!(plan["stages"].as_array().unwrap().iter().any(|stage| stage["offload-to"] == "dram0"), "{plan}");
+    }
+}
+
 /// ZeRO-Infinity's states on a drive are DeepSpeed's `offload_optimizer` on NVMe.
 #[test]
 fn deepspeed_gets_the_drive_of_the_states() {

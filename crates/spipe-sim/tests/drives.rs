@@ -187,7 +187,9 @@ fn parameters_on_a_drive_that_does_not_suit_are_refused() {
         assert!(said.contains(&wanted), "{said}");
     }
     let text = machine_text("64 GiB", ["2 GB/s", "1 GB/s"]);
-    let apart = text.replace("between = [\"nvme0\", \"root0\"]", "between = [\"nvme0\", \"root1\"]");
+    let apart = text.replace("between = [\"nvme0\", \"root0\"]", "between = [\"nvme0\", \"root1\"]")
+        + "[[nvme]]\nname = \"nvme1\"\ncapacity = \"1 TB\"\nread = \"1 GB/s\"\nwrite = \"1 GB/s\"\nsource = \"estimate: a test\"\n\
+           [[link]]\nname = \"m3\"\nbetween = [\"nvme1\", \"root1\"]\nbandwidth = \"1 TB/s\"\n";
     let apart = Hardware::from_toml("machine.toml", &apart).unwrap_or_else(|faults| panic!("{faults}"));
     for system in [System::ZeroInfinity, System::Superpipeline] {
         let said = fault(&apart, system);

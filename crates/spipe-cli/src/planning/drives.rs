@@ -50,6 +50,7 @@ pub struct OnDrives<'a> {
     pub machine: &'a Hardware,
     /// The drives that are named.
     pub named: DriveFor,
+    /// What becomes of placements that use them.
     pub refused: &'a RefusedOnDrives,
 }
 
@@ -129,8 +130,10 @@ impl Moved<'_> {
         if let Some(found) = on_drives.as_ref().filter(|found| check(&context, found).is_ok()) {
             return Some(found.clone());
         }
-        let tried = on_drives.or_else(|| with_all_states_on_drives(&context, &moved, self.named.state))?;
-        refusal_of(&context, &tried).into_iter().for_each(|error| self.refused.note(error));
+        if !self.named.is_none() {
+            let tried = on_drives.or_else(|| with_all_states_on_drives(&context, &moved, self.named.state))?;
+            refusal_of(&context, &tried).into_iter().for_each(|error| self.refused.note(error));
+        }
         None
     }
 
