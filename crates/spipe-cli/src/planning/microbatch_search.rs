@@ -1,7 +1,7 @@
 //! The search over the sizes of microbatches.
 
 use super::{
-    DriveFor, Ended, Evaluator, Found, OnDrives, Request, by_layer,
+    Ended, Evaluator, Found, OnDrives, Request, by_layer,
     drives::{self, Moved, RefusedOnDrives},
     gap, readable, refusal, remedies,
     sizes::{ROUNDING, Sizes},

@@ -73,8 +73,8 @@ pub fn stopped(named: DriveFor, examined: usize) -> Failure {
 pub fn nowhere_to_offload(request: &Request<'_>) -> Option<Diagnostic> {
     let (words, hardware) = (request.pins.offloading()?, request.hardware);
     let has_socket = |(id, device): (DeviceId, &Device)| {
-        let hosts = hardware.host_memories(id).iter();
-        device.is_gpu() && hosts.filter_map(|host| hardware.memories()[*host].device).next().is_some()
+        let mut hosts = hardware.host_memories(id).iter();
+        device.is_gpu() && hosts.any(|host| hardware.memories()[*host].device.is_some())
     };
     let of_stages = request.systems.iter().all(|system| SYSTEMS.contains(system));
     if !of_stages || hardware.devices().enumerate().any(has_socket) {

@@ -182,8 +182,8 @@ fn add_slots_of_drives(
     let (shelved, shards) = (|stage: &Stage| context.drive_of(stage).is_some(), participants.len());
     for (id, stage) in placement.stages.enumerate() {
         let tie = context.model.borrows(stage.layers);
-        let lends = |owner: &&Stage| tie.is_some_and(|tie| owner.layers.contains(tie.owner)) && shelved(owner);
-        let tie = tie.filter(|_| placement.stages.iter().find(lends).is_some());
+        let lends = |owner: &Stage| tie.is_some_and(|tie| owner.layers.contains(tie.owner)) && shelved(owner);
+        let tie = tie.filter(|_| placement.stages.iter().any(lends));
         let trains = context.trains(stage.layers) || context.model.borrows(stage.layers).is_some();
         for device in participants {
             let Some(host) = context.hardware.host_memory(*device) else { continue };
