@@ -28,7 +28,10 @@ pub fn fsdp(plan: &Plan) -> Result<Folder, Faults> {
     }
     if uses_drives(&plan.context(), placement) {
         let message = "the plan keeps something on a drive, and FSDP2 keeps everything in memory";
-        faults.push(Diagnostic::error(message).hint("use `spipe export deepspeed`, or plan without `--state-on`"));
+        faults.push(
+            Diagnostic::error(message)
+                .hint("use `spipe export deepspeed`, or plan without `--state-on` and `--parameters-on`"),
+        );
     }
     faults.or(())?;
     let settings = Sharded::new(plan, &Network::of(plan.context().model)?);
