@@ -50,7 +50,7 @@ pub struct OnDrives<'a> {
     pub machine: &'a Hardware,
     /// The drives that are named.
     pub named: DriveFor,
-    /// What becomes of placements that use them.
+    /// The refusals of placements that use them.
     pub refused: &'a RefusedOnDrives,
 }
 

@@ -10,6 +10,7 @@ use crate::{
         partition_dp::partitioner::{Partitioner, some},
         to_time,
     },
+    candidates::begin,
     costs::CostSums,
     feasibility::shortage,
     formulation::assignment::least_of_stages,
@@ -33,12 +34,7 @@ const CANDIDATES: usize = 32;
 
 /// The planner `dp`.
 pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
-    let deadline = Deadline::new(problem);
-    let costs = CostSums::new(problem.context, &problem.options);
-    if deadline.stopped() {
-        return Err(PlanError::StoppedWithoutPlan { examined: 0 });
-    }
-    shortage::obvious(&costs)?;
+    let (deadline, costs) = begin(problem)?;
     let cases = all_cases(problem, &costs, &deadline);
     if cases.is_empty() {
         return Err(PlanError::NoSystem);

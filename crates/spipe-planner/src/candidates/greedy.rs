@@ -5,10 +5,11 @@
 
 use crate::{
     bounds::to_time,
+    candidates::begin,
     costs::{CostSums, StageSlot},
     feasibility::shortage,
     formulation::assignment::least_of_stages,
-    problem::{Deadline, PlanError, Problem, Solution},
+    problem::{PlanError, Problem, Solution},
     score::judge::{faster, judge},
     space::{
         rules::SystemSpec,
@@ -19,12 +20,7 @@ use spipe_plan::{OutcomeStatus, Placement, System, check};
 
 /// The planner `greedy`.
 pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
-    let deadline = Deadline::new(problem);
-    let costs = CostSums::new(problem.context, &problem.options);
-    if deadline.stopped() {
-        return Err(PlanError::StoppedWithoutPlan { examined: 0 });
-    }
-    shortage::obvious(&costs)?;
+    let (deadline, costs) = begin(problem)?;
     let placements = placements(&costs, &problem.systems);
     let examined = placements.len();
     let best = placements.into_iter().map(|placement| judge(problem, placement)).fold(None, faster);

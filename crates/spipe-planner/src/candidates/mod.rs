@@ -13,7 +13,12 @@ pub(crate) mod residency;
 pub(crate) mod sharded;
 pub(crate) mod streamed;
 
-use crate::hosts::shared_out;
+use crate::{
+    costs::CostSums,
+    feasibility::shortage,
+    hosts::shared_out,
+    problem::{Deadline, PlanError, Problem},
+};
 use rayon::prelude::*;
 use spipe_cost::Mode;
 use spipe_plan::{Context, Family, Placement, System};
@@ -34,4 +39,18 @@ pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
     let mut all = [near, shared].concat();
     pipelines::leaving_or_not(&mut all);
     all
+}
+
+/// Returns the deadline and the costs of a planner's search.
+///
+/// # Errors
+///
+/// The search is stopped, or a sum shows that nothing fits.
+fn begin<'a>(problem: &Problem<'a>) -> Result<(Deadline<'a>, CostSums<'a>), PlanError> {
+    let (deadline, costs) = (Deadline::new(problem), CostSums::new(problem.context, &problem.options));
+    if deadline.stopped() {
+        return Err(PlanError::StoppedWithoutPlan { examined: 0 });
+    }
+    shortage::obvious(&costs)?;
+    Ok((deadline, costs))
 }
