@@ -107,7 +107,9 @@ fn reports_get_the_answer_that_reality_gave() {
 }
 
 /// The memory that two of the reports saw used: 750 to 800 GB of RAM, and 13 GB on each card. Tools of the system
-/// show the plan's peak, what the runtime holds beside it, and what the allocators lose.
+/// show the plan's peak, what the runtime holds beside it, and what the allocators lose. The second report does not say
+/// how many parameters were gathered at a time, which is the planner's choice here: with two to five stages of two
+/// blocks the card holds 9.9 to 12.6 GB.
 #[test]
 fn offloaded_runs_hold_what_was_seen() {
     let folder = tempfile::tempdir().unwrap();
@@ -131,5 +133,5 @@ fn offloaded_runs_hold_what_was_seen() {
     let options =
         format!("--system zero-infinity --global-batch 8 --microbatch 1 --seq-len 1024 --precision fp16 {}", all(33));
     let [_, card] = shown([4096, 32, 32, 8, 14_336, 128_256], &rtx3090, &options);
-    assert!((0.85 * 13.0..1.15 * 13.0).contains(&card), "{card} GB on each card");
+    assert!((0.75 * 13.0..1.25 * 13.0).contains(&card), "{card} GB on each card");
 }
