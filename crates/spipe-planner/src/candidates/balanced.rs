@@ -14,7 +14,7 @@ use crate::{
     costs::CostSums,
     feasibility::shortage,
     formulation::assignment::least_of_stages,
-    problem::{Deadline, PlanError, Problem, Solution, in_pool},
+    problem::{Deadline, PlanError, Problem, Solution, in_pool, status},
     score::judge::{Scored, faster, judge},
     space::{
         device_orders,
@@ -22,7 +22,6 @@ use crate::{
     },
 };
 use rayon::prelude::*;
-use spipe_plan::OutcomeStatus;
 use std::{
     collections::BinaryHeap,
     sync::{Mutex, PoisonError},
@@ -83,7 +82,7 @@ fn solve(
         });
     };
     let bound = to_time(costs, least_of_stages(costs, &problem.systems));
-    let status = if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
+    let status = status(false, deadline.over());
     Ok(Solution { examined, cases: cases.len(), ..Solution::new(best, bound, status) })
 }
 

@@ -9,14 +9,14 @@ use crate::{
     costs::{CostSums, StageSlot},
     feasibility::shortage,
     formulation::assignment::least_of_stages,
-    problem::{PlanError, Problem, Solution},
+    problem::{PlanError, Problem, Solution, status},
     score::judge::{faster, judge},
     space::{
         rules::SystemSpec,
         subproblem::{Partition, Subproblem, schedule_kinds},
     },
 };
-use spipe_plan::{OutcomeStatus, Placement, System, check};
+use spipe_plan::{Placement, System, check};
 
 /// The planner `greedy`.
 pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
@@ -28,7 +28,7 @@ pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
         return Err(shortage::greedy(&costs, &problem.systems, examined));
     };
     let bound = to_time(&costs, least_of_stages(&costs, &problem.systems));
-    let status = if deadline.over() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
+    let status = status(false, deadline.over());
     Ok(Solution { examined, cases: examined, ..Solution::new(best, bound, status) })
 }
 

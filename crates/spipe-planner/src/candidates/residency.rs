@@ -6,8 +6,9 @@
 //! are tried as well: more of them may fit.
 
 use crate::bisect::first_of;
+use crate::costs::{bytes_of, ms_of};
 use crate::hosts::{self, socket};
-use crate::{costs::bytes_of, space::distinct};
+use crate::space::distinct;
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Context, Placement, Stage, Weights, streamed_device_bytes};
@@ -47,12 +48,11 @@ pub(crate) fn mixed(context: &Context<'_>, placement: &Placement) -> Vec<Placeme
     }
     let mut all = placement.clone();
     all.stages.iter_mut().for_each(|stage| *stage = stage.with_everything_recomputed());
-    let devices = placement.devices();
     let mut list = Vec::new();
     let bases = with_ends_or_not(context, &all);
     for (base, smallest) in bases.iter().flat_map(|base| [(base, false), (base, true)]) {
-        let most: Vec<(DeviceId, Vec<StageId>)> =
-            devices.iter().map(|device| (*device, most(context, (base, *device), smallest))).collect();
+        let of_device = |device: DeviceId| (device, most(context, (base, device), smallest));
+        let most: Vec<(DeviceId, Vec<StageId>)> = placement.devices().into_iter().map(of_device).collect();
         for share in (1..=SHARES).rev() {
             let mut mixed = base.clone();
             for (device, most) in &most {
@@ -88,17 +88,43 @@ fn most(context: &Context<'_>, (placement, device): (&Placement, DeviceId), smal
     stages
 }
 
-/// Recomputes as few layers of a device as fits, in model order; all of them if even that does not
-/// fit.
+/// Recomputes as few layers of a device as fits: those with the least time per saved byte if it is alone,
+/// otherwise the first ones, since the other devices wait for the gradients of the last.
 pub(crate) fn with_least_recompute(context: &Context<'_>, placement: &mut Placement, device: DeviceId) {
     let own: Vec<StageId> = of_device(placement, device).map(|(id, _)| id).collect();
-    let layers: usize = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
-    let with = |count: usize| with_recomputed_layers(placement, &own, count);
-    *placement = with(first_of((0, layers), |count| fits(context, &with(count), device)));
+    let fits = |placement: &Placement| fits(context, placement, device);
+    match placement.devices().len() {
+        1 => recompute_least(context, (placement, own), fits),
+        _ => recompute_first(placement, &own, fits),
+    }
+}
+
+/// Recomputes as few layers of the stages `own` as `fits`: first those with the least time per saved byte,
+/// in model order among equals; all of them if even that does not fit.
+pub(crate) fn recompute_least(
+    context: &Context<'_>,
+    (placement, mut own): (&mut Placement, Vec<StageId>),
+    fits: impl Fn(&Placement) -> bool,
+) {
+    let rate = |id: &StageId| {
+        let Stage { layers, device, .. } = placement.stages[*id];
+        let input = context.cost.memory(layers.first(), device).boundary;
+        let saved = bytes_of(context, (layers, device), |memory| memory.saved).saturating_sub(input);
+        ms_of(context, (layers, device), |times| times.forward) / saved.as_f64().max(1.0)
+    };
+    own.sort_by(|one, other| rate(one).total_cmp(&rate(other)));
+    recompute_first(placement, &own, fits);
+}
+
+/// Recomputes as few of the first layers of `own` as `fits`.
+fn recompute_first(placement: &mut Placement, own: &[StageId], fits: impl Fn(&Placement) -> bool) {
+    let layers = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
+    let with = |count: usize| with_recomputed_layers(placement, own, count);
+    *placement = with(first_of((0, layers), |count| fits(&with(count))));
 }
 
 /// Returns `placement` with the first `count` layers of `stages` recomputed.
-pub(crate) fn with_recomputed_layers(placement: &Placement, stages: &[StageId], count: usize) -> Placement {
+fn with_recomputed_layers(placement: &Placement, stages: &[StageId], count: usize) -> Placement {
     let (mut with, mut left) = (placement.clone(), count);
     for id in stages {
         let stage = &mut with.stages[*id];

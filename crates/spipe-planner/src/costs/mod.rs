@@ -17,7 +17,7 @@ pub(crate) use crate::{
 use crate::problem::{Effort, Options, budget};
 use spipe_base::{Bytes, DeviceId, LayerId, LayerRange, LinkId, Seconds};
 use spipe_cost::{CostTable, LayerMemory, LayerTime, Mode};
-use spipe_plan::{Context, Knob, transient_boundaries};
+use spipe_plan::{Context, Knob, Stage, transient_boundaries};
 use std::time::Duration;
 
 /// The cost of a copy from one device's memory to another's without contention.
@@ -85,6 +85,12 @@ pub(crate) fn ms_of(
     part: impl Fn(&LayerTime) -> Seconds,
 ) -> f64 {
     layers.iter().filter_map(|layer| context.cost.time(layer, device)).map(|time| part(time).to_ms()).sum()
+}
+
+/// Returns the time of one microbatch's recompute and backward in a stage, in ms.
+pub(crate) fn back_through(context: &Context<'_>, stage: &Stage) -> f64 {
+    let again = |layers| ms_of(context, (layers, stage.device), |time| time.forward);
+    stage.recomputed_layers().map_or(0.0, again) + ms_of(context, (stage.layers, stage.device), LayerTime::backward)
 }
 
 /// Returns the runs of consecutive layers of the same kind that `same` does not distinguish, as

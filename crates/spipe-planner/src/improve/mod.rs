@@ -156,7 +156,7 @@ fn promising(
     let rated = |placement: Placement| (if deadline.over() { 0.0 } else { least(&placement) }, placement);
     let with_repair = |placement: Placement| {
         let wanted = problem.options.has_programs() && !deadline.over();
-        let repaired = wanted.then(|| repair::repaired(costs, of, &placement)).flatten();
+        let repaired = wanted.then(|| repair::repaired(&problem.context, of, &placement)).flatten();
         repaired.into_iter().chain([placement])
     };
     let mut rated: Vec<(f64, Placement)> = neighbours.into_par_iter().flat_map_iter(with_repair).map(rated).collect();

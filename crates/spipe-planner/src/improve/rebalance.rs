@@ -2,6 +2,7 @@
 
 use crate::{
     candidates::residency::with_least_recompute,
+    costs::{back_through, ms_of},
     hosts::on_device,
     space::{
         rules::{Streaming, SystemSpec},
@@ -20,9 +21,9 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
     }
     let stages = placement.stages.as_slice();
     let devices = placement.devices();
-    let busy = |device: &DeviceId| -> f64 {
-        stages.iter().filter(|stage| stage.device == *device).filter_map(|stage| time(context, stage)).sum()
-    };
+    let forward = |stage: &Stage| ms_of(context, (stage.layers, stage.device), |time| time.forward);
+    let time = |stage: &Stage| forward(stage) + back_through(context, stage);
+    let busy = |device: &DeviceId| -> f64 { stages.iter().filter(|stage| stage.device == *device).map(time).sum() };
     let busiest = devices.iter().copied().max_by(|one, other| busy(one).total_cmp(&busy(other)));
     let least = devices.iter().copied().min_by(|one, other| busy(one).total_cmp(&busy(other)));
     let (Some(from), Some(least), Some(first)) = (busiest, least, stages.first().map(|stage| stage.device)) else {
@@ -53,14 +54,4 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
         }
     }
     list
-}
-
-/// Returns the time of one microbatch in a stage, in ms.
-fn time(context: &Context<'_>, stage: &Stage) -> Option<f64> {
-    let layer = |(index, layer)| {
-        let time = context.cost.time(layer, stage.device)?;
-        let again = if index < stage.recomputed { time.forward.to_ms() } else { 0.0 };
-        Some(time.forward.to_ms() + time.backward().to_ms() + again)
-    };
-    stage.layers.iter().enumerate().map(layer).sum()
 }

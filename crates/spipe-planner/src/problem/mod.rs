@@ -256,6 +256,15 @@ impl Planner {
     }
 }
 
+/// Returns how a search ended.
+pub(crate) const fn status(proven: bool, stopped: bool) -> OutcomeStatus {
+    match (proven, stopped) {
+        (true, _) => OutcomeStatus::Optimal,
+        (false, true) => OutcomeStatus::Stopped,
+        (false, false) => OutcomeStatus::Feasible,
+    }
+}
+
 /// Runs `work` in a `rayon` pool with the problem's number of threads.
 pub(crate) fn in_pool<T: Send>(
     problem: &Problem<'_>,

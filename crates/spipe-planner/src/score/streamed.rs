@@ -1,10 +1,10 @@
 //! An estimate of the iteration time of a placement that streams parameters: the load of its busiest
 //! resource, and the time until all devices are at work.
 
-use crate::costs::{bytes_of, ms_of};
+use crate::costs::{back_through, bytes_of, ms_of};
 use crate::score::lane::{Lane, link_times};
 use spipe_base::{Bytes, DeviceId, MemoryId};
-use spipe_cost::{LayerMemory, LayerTime};
+use spipe_cost::LayerMemory;
 use spipe_plan::{Context, Placement, Stage, Weights};
 use std::collections::BTreeMap;
 
@@ -17,22 +17,19 @@ use std::collections::BTreeMap;
 pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
     let mut busy = Busy { context, lanes: BTreeMap::new() };
     let mut slowest = [0.0_f64; 2];
-    let (ahead, back) = (&placement.stages, placement.backward_stages());
-    let same = placement.backward.is_empty();
+    let (back, same) = (placement.backward_stages(), placement.backward.is_empty());
     let held = placement.knobs.resident.unwrap_or(1) as usize;
     let rounds = context.workload().microbatches as f64;
     // Of each device, the streamed stages that its last forwards have left there.
     let mut left: BTreeMap<DeviceId, usize> = BTreeMap::new();
-    for stage in ahead.iter() {
+    for stage in placement.stages.iter() {
         let time = ms_of(context, (stage.layers, stage.device), |time| time.forward);
         slowest[0] = slowest[0].max(time);
         busy.add(Lane::Compute(stage.device), rounds * time);
         busy.parameters(stage);
     }
     for stage in back.iter().rev().filter(|stage| context.backward_of(stage.layers).is_some()) {
-        let again = |layers| ms_of(context, (layers, stage.device), |time| time.forward);
-        let again = stage.recomputed_layers().map_or(0.0, again);
-        let time = again + ms_of(context, (stage.layers, stage.device), LayerTime::backward);
+        let time = back_through(context, stage);
         slowest[1] = slowest[1].max(time);
         busy.add(Lane::Compute(stage.device), rounds * time);
         let seen = left.entry(stage.device).or_default();

@@ -3,10 +3,10 @@
 
 use crate::{
     bounds::to_time,
-    candidates::repair::recompute_least,
+    candidates::repair::recompute_on,
     costs::CostSums,
     improve::refine,
-    problem::{Deadline, PlanError, Problem, Solution, bound::Bound, in_pool},
+    problem::{Deadline, PlanError, Problem, Solution, bound::Bound, in_pool, status},
     score::judge::{Scored, busiest, faster, judge},
     space::{
         distinct,
@@ -39,29 +39,24 @@ pub fn plan_stages(problem: &Problem<'_>) -> Result<Solution, PlanError> {
     let deadline = Deadline::new(problem);
     let bound = to_time(&costs, Bound::AtLeast(busiest(&costs, &plain)));
     in_pool(problem, || {
-        let starts = starts(problem, &costs, &plain);
-        let examined = starts.len();
+        let starts = starts(problem, &plain);
         let judged: Vec<Option<Scored>> =
             starts.par_iter().map(|placement| judge(problem, placement.clone())).collect();
         let best = judged.into_iter().fold(None, faster).ok_or_else(|| refusal(problem, &starts))?;
         let (best, more) = refine(problem, &costs, &deadline, (best, problem.most_refinements()));
-        let (examined, stopped) = (examined + more, deadline.was_truncated());
+        let (examined, stopped) = (starts.len() + more, deadline.was_truncated());
         if problem.options.incumbent.is_some_and(|incumbent| incumbent <= best.0) {
             return Err(PlanError::NothingBetter { bound, examined, stopped });
         }
         let solution = Solution::new(best, bound, OutcomeStatus::Feasible);
-        let status = match (solution.gap <= problem.options.gap, stopped) {
-            (true, _) => OutcomeStatus::Optimal,
-            (false, true) => OutcomeStatus::Stopped,
-            (false, false) => OutcomeStatus::Feasible,
-        };
+        let status = status(solution.gap <= problem.options.gap, stopped);
         Ok(Solution { status, examined, cases: 1, ..solution })
     })
 }
 
 /// Returns placements to start from: shares of each stage recomputed, or as little as then fits by the
 /// memory count; each also with the optimizer on sockets, where the system leaves that open.
-fn starts(problem: &Problem<'_>, costs: &CostSums<'_>, plain: &Placement) -> Vec<Placement> {
+fn starts(problem: &Problem<'_>, plain: &Placement) -> Vec<Placement> {
     let (context, rules) = (&problem.context, SystemSpec::of(plain.system).rules);
     let training = context.workload().mode == Mode::Train;
     let with = |change: &dyn Fn(&Stage) -> Stage| -> Placement {
@@ -76,9 +71,7 @@ fn starts(problem: &Problem<'_>, costs: &CostSums<'_>, plain: &Placement) -> Vec
     };
     if training && rules.recomputes == Permission::Free {
         let mut least = plain.clone();
-        for device in plain.devices() {
-            recompute_least(costs, &mut least, device);
-        }
+        plain.devices().into_iter().for_each(|device| recompute_on(context, &mut least, device));
         list.push(least);
     }
     if training && problem.options.host_help && rules.steps_on_host != Permission::Forbidden {

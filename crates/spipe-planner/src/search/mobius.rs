@@ -5,11 +5,11 @@ use crate::{
     candidates::mobius::candidates,
     costs::CostSums,
     formulation::assignment::least,
-    problem::{Deadline, PlanError, Problem, Solution, in_pool},
+    problem::{Deadline, PlanError, Problem, Solution, in_pool, status},
     score::judge::{faster, judge},
     search::portfolio::generated,
 };
-use spipe_plan::{OutcomeStatus, System};
+use spipe_plan::System;
 
 /// The planner `mobius-mip`.
 pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
@@ -30,6 +30,6 @@ pub(crate) fn plan(problem: &Problem<'_>) -> Result<Solution, PlanError> {
         return generated(&Problem { systems, options, ..*problem }).and(Err(PlanError::NothingRuns { examined }));
     };
     let bound = to_time(&costs, least((&costs, &problem.options.pins), System::Mobius, None));
-    let status = if deadline.was_truncated() { OutcomeStatus::Stopped } else { OutcomeStatus::Feasible };
+    let status = status(false, deadline.was_truncated());
     Ok(Solution { examined, cases: examined, ..Solution::new(best, bound, status) })
 }

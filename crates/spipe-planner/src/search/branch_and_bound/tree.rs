@@ -13,7 +13,7 @@ use crate::{
     feasibility::shortage,
     formulation::assignment::least_of_stages,
     hosts::shared_out,
-    problem::{Deadline, PlanError, Problem, Solution},
+    problem::{Deadline, PlanError, Problem, Solution, status},
     score::{
         event_graph::EventGraph,
         judge::{Scored, busiest, faster, judge},
@@ -26,7 +26,7 @@ use crate::{
 };
 
 use rayon::prelude::*;
-use spipe_plan::{OutcomeStatus, Placement, check};
+use spipe_plan::{Placement, check};
 
 /// Limit on partitions that are simulated at a time.
 const SEEDS: usize = 32;
@@ -374,11 +374,7 @@ impl<'s, 'a> Tree<'s, 'a> {
                 PlanError::StoppedWithoutPlan { examined }
             });
         };
-        let status = match (least >= target / (1.0 + ROUNDING), ended) {
-            (true, _) => OutcomeStatus::Optimal,
-            (false, true) => OutcomeStatus::Feasible,
-            (false, false) => OutcomeStatus::Stopped,
-        };
+        let status = status(least >= target / (1.0 + ROUNDING), !ended);
         Ok(Solution { examined, cases: self.cases.len(), ..Solution::new(best, bound, status) })
     }
 }

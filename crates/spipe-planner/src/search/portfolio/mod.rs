@@ -13,20 +13,19 @@ mod generate;
 mod improve;
 mod several;
 
-use crate::formulation::assignment::compute_bound::floor;
-use crate::problem::bound::Bound;
-use crate::problem::budget;
-use crate::problem::tolerances::clock_error;
+use crate::problem::{Considered, Deadline, PlanError, Planner, Problem, SYSTEMS, Solution, bound::Bound};
+use crate::problem::{budget, in_pool, status, tolerances::clock_error};
 use crate::{
     bounds::to_time,
+    candidates::candidates,
     costs::CostSums,
-    feasibility::shortage,
-    problem::{Considered, Deadline, PlanError, Planner, Problem, SYSTEMS, Solution, in_pool},
+    feasibility::{closest, shortage},
+    formulation::assignment::compute_bound::floor,
     score::judge::{Scored, faster, judge},
     search::fits::{self, Decision},
+    search::heuristics,
     space::distinct,
 };
-use crate::{candidates::candidates, feasibility::closest, search::heuristics};
 use rayon::prelude::*;
 use spipe_base::SimTime;
 use spipe_cost::Mode;
@@ -363,11 +362,7 @@ impl<'s, 'a> Portfolio<'s, 'a> {
         let given = self.problem.options.start.as_ref() == Some(&placement);
         let beaten = given && bound > simulated;
         let (bound, least) = if beaten { (SimTime::ZERO, Bound::NONE) } else { (bound, least) };
-        let status = match (least >= limit, over) {
-            (true, _) => OutcomeStatus::Optimal,
-            (false, false) => OutcomeStatus::Feasible,
-            (false, true) => OutcomeStatus::Stopped,
-        };
+        let status = status(least >= limit, over);
         let baseline = self.heuristic_plans.iter().map(|(time, _)| *time).chain(self.programs).min();
         let considered = |known: &SystemState| {
             let simulated = known.best.as_ref().map(|(time, _)| *time);
