@@ -203,3 +203,46 @@ fn fits(context: &Context<'_>, placement: &Placement, device: DeviceId) -> bool 
     let memory = &context.hardware.memories()[context.hardware.devices()[device].memory];
     streamed_device_bytes(context, placement, device) <= memory.usable()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::common::{Instance, LayerText, MachineText, machine_text, model_text, workload};
+    use spipe_base::LayerRange;
+    use spipe_plan::System;
+
+    /// The layers that GPUs of `memory` MiB recompute, dealt in turns: three slow ones, and then a quick one
+    /// that saves as much.
+    fn recomputed(gpus: usize, memory: u64) -> Vec<usize> {
+        let slow = LayerText {
+            count: 3,
+            times: [20, 20, 20],
+            slowdown: 9,
+            parameters: 1 << 20,
+            boundary: 1,
+            saved: 64,
+            workspace: 0,
+        };
+        let quick = LayerText { count: 1, times: [2, 20, 20], ..slow };
+        let machine = MachineText { gpus: vec![(memory, 20); gpus], root: 20, sockets: vec![8000] };
+        let instance = Instance::new(&model_text(&[slow, quick]), &machine_text(&machine), &workload(4, Mode::Train));
+        let context = instance.context();
+        let devices: Vec<DeviceId> = context.cost.devices().filter(|device| !context.is_cpu(*device)).collect();
+        let stage =
+            |layer: usize| Stage::new(devices[layer % gpus], LayerRange::new(layer.into(), layer.into()).unwrap());
+        let mut placement = Placement::new(System::Superpipeline, (0..4).map(stage));
+        (0..4).for_each(|stage: usize| super::stream(&context, &mut placement, stage.into()));
+        devices.iter().for_each(|device| with_least_recompute(&context, &mut placement, *device));
+        (0..4).filter(|layer| placement.stages.as_slice()[*layer].recomputed > 0).collect()
+    }
+
+    #[test]
+    fn a_lone_device_recomputes_what_is_quick_and_several_what_comes_first() {
+        let first = |gpus: usize| {
+            let mut with_less = (50..2000).rev().step_by(10).map(|memory| recomputed(gpus, memory));
+            with_less.find(|layers| !layers.is_empty()).unwrap_or_default()
+        };
+        assert_eq!(first(1), [3]);
+        assert_eq!(first(2), [0, 1]);
+    }
+}
