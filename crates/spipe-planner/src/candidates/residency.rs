@@ -231,7 +231,7 @@ mod tests {
         let stage =
             |layer: usize| Stage::new(devices[layer % gpus], LayerRange::new(layer.into(), layer.into()).unwrap());
         let mut placement = Placement::new(System::Superpipeline, (0..4).map(stage));
-        (0..4).for_each(|stage: usize| super::stream(&context, &mut placement, stage.into()));
+        (0..4).for_each(|stage: usize| stream(&context, &mut placement, stage.into()));
         devices.iter().for_each(|device| with_least_recompute(&context, &mut placement, *device));
         (0..4).filter(|layer| placement.stages.as_slice()[*layer].recomputed > 0).collect()
     }
