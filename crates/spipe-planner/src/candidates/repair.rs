@@ -1,7 +1,9 @@
 //! Repair of a changed placement: as little recompute as then fits. A layer that moves takes its
 //! memory along, so its old device may recompute less and its new one more.
 
-use crate::{candidates::residency::recompute_least, space::rules::SystemSpec};
+use crate::bisect::first_of;
+use crate::costs::{bytes_of, ms_of};
+use crate::space::rules::SystemSpec;
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Dealing, Family, Footprint, Placement, Stage, footprint, needed};
@@ -39,6 +41,40 @@ pub(crate) fn recompute_on(context: &Context<'_>, placement: &mut Placement, dev
     let own = placement.stages.enumerate().filter(on_device).map(|(id, _)| id).collect();
     let fits = |placement: &Placement| free_bytes(context, &footprint(context, placement), device).is_some();
     recompute_least(context, (placement, own), fits);
+}
+
+/// Recomputes as few layers of the stages `own` as `fits`: first those with the least time per saved byte,
+/// in model order among equals; all of them if even that does not fit.
+pub(crate) fn recompute_least(
+    context: &Context<'_>,
+    (placement, mut own): (&mut Placement, Vec<StageId>),
+    fits: impl Fn(&Placement) -> bool,
+) {
+    let rate = |id: &StageId| {
+        let Stage { layers, device, .. } = placement.stages[*id];
+        // A stage keeps its input, which is about as large as its first boundary.
+        let input = context.cost.memory(layers.first(), device).boundary;
+        let saved = bytes_of(context, (layers, device), |memory| memory.saved).saturating_sub(input);
+        ms_of(context, (layers, device), |times| times.forward) / saved.as_f64().max(1.0)
+    };
+    own.sort_by(|one, other| rate(one).total_cmp(&rate(other)));
+    recompute_first(placement, &own, fits);
+}
+
+/// Recomputes as few of the first layers of `own` as `fits`.
+pub(crate) fn recompute_first(placement: &mut Placement, own: &[StageId], fits: impl Fn(&Placement) -> bool) {
+    let layers = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
+    let with = |count: usize| {
+        let (mut with, mut left) = (placement.clone(), count);
+        for id in own {
+            let stage = &mut with.stages[*id];
+            let here = left.min(stage.layers.count());
+            *stage = stage.with_recomputed(here);
+            left -= here;
+        }
+        with
+    };
+    *placement = with(first_of((0, layers), |count| fits(&with(count))));
 }
 
 /// Returns the bytes that `needs` leaves free on a device; none if they exceed its memory.

@@ -6,9 +6,9 @@
 //! are tried as well: more of them may fit.
 
 use crate::bisect::first_of;
-use crate::costs::{bytes_of, ms_of};
+use crate::candidates::repair::{recompute_first, recompute_least};
 use crate::hosts::{self, socket};
-use crate::space::distinct;
+use crate::{costs::bytes_of, space::distinct};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{Context, Placement, Stage, Weights, streamed_device_bytes};
@@ -97,42 +97,6 @@ pub(crate) fn with_least_recompute(context: &Context<'_>, placement: &mut Placem
         1 => recompute_least(context, (placement, own), fits),
         _ => recompute_first(placement, &own, fits),
     }
-}
-
-/// Recomputes as few layers of the stages `own` as `fits`: first those with the least time per saved byte,
-/// in model order among equals; all of them if even that does not fit.
-pub(crate) fn recompute_least(
-    context: &Context<'_>,
-    (placement, mut own): (&mut Placement, Vec<StageId>),
-    fits: impl Fn(&Placement) -> bool,
-) {
-    let rate = |id: &StageId| {
-        let Stage { layers, device, .. } = placement.stages[*id];
-        let input = context.cost.memory(layers.first(), device).boundary;
-        let saved = bytes_of(context, (layers, device), |memory| memory.saved).saturating_sub(input);
-        ms_of(context, (layers, device), |times| times.forward) / saved.as_f64().max(1.0)
-    };
-    own.sort_by(|one, other| rate(one).total_cmp(&rate(other)));
-    recompute_first(placement, &own, fits);
-}
-
-/// Recomputes as few of the first layers of `own` as `fits`.
-fn recompute_first(placement: &mut Placement, own: &[StageId], fits: impl Fn(&Placement) -> bool) {
-    let layers = own.iter().map(|id| placement.stages[*id].layers.count()).sum();
-    let with = |count: usize| with_recomputed_layers(placement, own, count);
-    *placement = with(first_of((0, layers), |count| fits(&with(count))));
-}
-
-/// Returns `placement` with the first `count` layers of `stages` recomputed.
-fn with_recomputed_layers(placement: &Placement, stages: &[StageId], count: usize) -> Placement {
-    let (mut with, mut left) = (placement.clone(), count);
-    for id in stages {
-        let stage = &mut with.stages[*id];
-        let here = left.min(stage.layers.count());
-        *stage = stage.with_recomputed(here);
-        left -= here;
-    }
-    with
 }
 
 /// Keeps the parameters of `stages` on their devices.
