@@ -43,8 +43,8 @@ pub(crate) fn recompute_on(context: &Context<'_>, placement: &mut Placement, dev
     recompute_least(context, (placement, own), fits);
 }
 
-/// Recomputes as few layers of the stages `own` as `fits`: first those with the least time per saved byte,
-/// in model order among equals; all of them if even that does not fit.
+/// Recomputes as few layers of the stages `own` as `fits`: first those with the least time per byte saved
+/// beside their input, about the size of their first boundary; all of them if even that does not fit.
 pub(crate) fn recompute_least(
     context: &Context<'_>,
     (placement, mut own): (&mut Placement, Vec<StageId>),
@@ -52,7 +52,6 @@ pub(crate) fn recompute_least(
 ) {
     let rate = |id: &StageId| {
         let Stage { layers, device, .. } = placement.stages[*id];
-        // A stage keeps its input, which is about as large as its first boundary.
         let input = context.cost.memory(layers.first(), device).boundary;
         let saved = bytes_of(context, (layers, device), |memory| memory.saved).saturating_sub(input);
         ms_of(context, (layers, device), |times| times.forward) / saved.as_f64().max(1.0)
