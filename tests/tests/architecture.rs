@@ -3,6 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "architecture/answers.rs"]
+mod answers;
 #[path = "architecture/fixtures.rs"]
 mod fixtures;
 #[path = "architecture/graph.rs"]

@@ -6,7 +6,7 @@ use crate::{
     sharded::{Sharded, check_training},
 };
 use spipe_base::{Diagnostic, Faults};
-use spipe_plan::{Plan, System, uses_drives};
+use spipe_plan::{Plan, uses_drives};
 
 const SCRIPTS: [(&str, &str); 3] = [
     ("train.py", include_str!("../templates/fsdp/train.py")),
@@ -22,8 +22,8 @@ const SCRIPTS: [(&str, &str); 3] = [
 pub fn fsdp(plan: &Plan) -> Result<Folder, Faults> {
     let placement = plan.placement();
     let mut faults = check_training(plan, "FSDP");
-    if !matches!(placement.system, System::Fsdp | System::ZeroInfinity) {
-        let message = format!("this plan of `{}` shards no parameters over devices", placement.system);
+    if !placement.shards_parameters() {
+        let message = format!("this plan of `{}` shards no parameters over devices", placement.name());
         faults.push(Diagnostic::error(message).hint("use `spipe export torch`, or plan with `--system fsdp`"));
     }
     if uses_drives(&plan.context(), placement) {

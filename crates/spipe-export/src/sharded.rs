@@ -72,7 +72,7 @@ impl Sharded {
         };
         Self {
             format_version: 1,
-            system: placement.system.to_string(),
+            system: placement.name().into(),
             model: network.clone(),
             kind: if devices.iter().copied().any(real) { "gpu" } else { "cpu" },
             ranks: devices.len() as u64,

@@ -73,7 +73,7 @@ impl Class {
         }
         match plan.devices().len() {
             0 | 1 => Self::OneGpu,
-            _ if plan.placement().system.family() == spipe_plan::Family::Sharded => Self::DataParallel,
+            _ if plan.placement().shards_parameters() => Self::DataParallel,
             _ => Self::Pipeline,
         }
     }

@@ -14,6 +14,7 @@
 //! [`footprint()`] is the only memory count of the project. Planners optimise under it, the checker
 //! tests it, and lowering adds precedences such that the simulated peak does not exceed it.
 
+mod answers;
 mod check;
 mod context;
 mod drives;
@@ -30,6 +31,7 @@ mod stage_file;
 mod system;
 mod window;
 
+pub use answers::{OrderKind, Update, Vee};
 pub use check::{check, check_shape};
 pub use context::Context;
 pub use drives::{

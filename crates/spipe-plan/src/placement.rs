@@ -1,6 +1,6 @@
 //! Placements: stages, and the system that schedules them.
 
-use crate::{Stage, System};
+use crate::{OrderKind, Stage, System};
 use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_hardware::Hardware;
@@ -175,17 +175,11 @@ impl InFlight {
         // Adjacent stages of one device run as one stage.
         let behind = &placement.stages.as_slice()[stage.index()..];
         let after = behind.chunk_by(|stage, next| stage.device == next.device).count() as u64;
-        Self(match placement.system {
-            System::Gpipe => microbatches,
-            System::OneForwardOneBackward
-            | System::Checkpointing
-            | System::GpuOnly
-            | System::CpuOnly
-            | System::ZeroOffload
-            | System::ZeroOffloadDelayed => after.min(microbatches),
-            System::Hybrid => {
-                let meets_cpu = behind.iter().any(|stage| is_cpu(stage.device));
-                (after + if meets_cpu { placement.knobs.head_start } else { 0 }).min(microbatches)
+        Self(match placement.order() {
+            OrderKind::Gpipe => microbatches,
+            OrderKind::OneForwardOneBackward { head_start } => {
+                let meets_cpu = || behind.iter().any(|stage| is_cpu(stage.device));
+                (after + if head_start > 0 && meets_cpu() { head_start } else { 0 }).min(microbatches)
             }
             _ => 1,
         })

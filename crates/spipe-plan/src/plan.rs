@@ -1,6 +1,6 @@
 //! The checked plan and its parts.
 
-use crate::{Context, Family, Placement, StageFootprint, check::check_at, footprint};
+use crate::{Context, Placement, StageFootprint, check::check_at, footprint};
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, MemoryId, Position, StageId};
 use spipe_cost::{CostTable, Mode, Workload};
@@ -174,8 +174,8 @@ impl Plan {
     /// The devices that compute or run an optimizer step, in the order of the machine.
     pub fn devices(&self) -> BTreeSet<DeviceId> {
         let (context, placement) = (self.context(), &self.placement);
-        let shared = placement.system.family() == Family::Sharded;
-        let computing = if shared { placement.participants(&self.hardware) } else { placement.devices() };
+        let shared = placement.shards_parameters();
+        let computing = placement.computing(&self.hardware);
         let mut devices: BTreeSet<DeviceId> = computing.iter().copied().collect();
         let trains = context.workload().mode == Mode::Train;
         for stage in placement.all_stages().filter(|stage| trains && context.trains(stage.layers)) {

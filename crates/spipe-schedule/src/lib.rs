@@ -31,8 +31,8 @@ pub use lower::{
 };
 pub use order::{
     Barrier, Offloading, Order, Pass, Skipped, StageTimes, Step, Token, Word, automatic, gis, gis_warning, gpipe,
-    in_flight, interleaved, offloaded, offloaded_with_stage_times, one_forward_one_backward, order_of, system_order,
-    uniform, v_half, v_min, v_of_stages, zb_h1, zb_h2, zb_v,
+    in_flight, interleaved, offloaded, offloaded_with_stage_times, one_forward_one_backward, order_of, uniform, v_half,
+    v_min, v_of_stages, zb_h1, zb_h2, zb_v,
 };
 pub use program::{
     Access, Action, Anchor, Buffer, Channel, Content, Device, Edge, Flow, Guard, Lane, LaneOrder, Lifetime, NewAction,

@@ -88,7 +88,7 @@ fn readme(plan: &Plan, settings: &Settings) -> String {
         &[
             ("model", context.model.name().into()),
             ("machine", context.hardware.name().into()),
-            ("system", placement.system.to_string()),
+            ("system", placement.name().into()),
             ("ranks", ranks.len().to_string()),
             ("half", ranks.len().div_ceil(nodes).to_string()),
             ("nodes", nodes.to_string()),

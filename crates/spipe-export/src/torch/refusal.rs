@@ -2,7 +2,7 @@
 
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::Mode;
-use spipe_plan::{Family, Plan, System, Weights, uses_drives};
+use spipe_plan::{OrderKind, Plan, Update, Weights, uses_drives};
 
 /// Refuses what the runtime cannot express.
 ///
@@ -10,35 +10,32 @@ use spipe_plan::{Family, Plan, System, Weights, uses_drives};
 /// One fault for each reason, with the nearest plan that can be exported.
 pub fn check(plan: &Plan) -> Result<(), Faults> {
     let (context, placement) = (plan.context(), plan.placement());
-    let (system, knobs) = (placement.system, &placement.knobs);
+    let (name, order) = (placement.name(), placement.order());
     let mut faults = Faults::new();
     let mut refuse = |reason: &str, nearest: &str| {
-        faults.push(Diagnostic::error(format!("this plan of `{system}` cannot be exported: {reason}")).hint(nearest));
+        faults.push(Diagnostic::error(format!("this plan of `{name}` cannot be exported: {reason}")).hint(nearest));
     };
     if context.workload().mode != Mode::Train {
         refuse("the scripts train, and the plan is for inference", "plan with `--mode train`");
     }
-    match system.family() {
-        Family::Sharded => refuse(
+    match order {
+        OrderKind::Replicas => refuse(
             "its parameters are sharded over all GPUs, which is no pipeline",
             "use `spipe export fsdp` or `spipe export deepspeed`",
         ),
-        Family::Streamed => refuse(
+        OrderKind::Rounds => refuse(
             "its parameters are streamed from the host across passes, and PyTorch's stages keep theirs on the device",
             "nearest: a plan with `--system zero-offload` or `1f1b` here, or one with `--system zero-infinity` for \
              `spipe export deepspeed`",
         ),
-        Family::Pipeline => {}
-    }
-    match system {
-        System::ZeroOffloadDelayed => {
-            refuse("its optimizer steps use gradients one iteration old", "nearest: `--system zero-offload`");
-        }
-        System::PoH | System::PoF => refuse(
+        OrderKind::Uniform => refuse(
             "its offloads take turns between devices, and PyTorch's hooks copy each activation at once",
             "nearest: `--system gis-h`, which has the same order without offloads",
         ),
         _ => {}
+    }
+    if placement.update() == Update::Delayed {
+        refuse("its optimizer steps use gradients one iteration old", "nearest: `--system zero-offload`");
     }
     if uses_drives(&context, placement) {
         refuse(
@@ -47,16 +44,17 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
              `--system zero-infinity`",
         );
     }
-    if knobs.gradients_leave {
+    if placement.knobs.gradients_leave {
         refuse(
             "its gradients leave the GPU with each microbatch, and PyTorch adds them up on the device",
             "nearest: `--system zero-offload` without `gradients-leave`",
         );
     }
-    if !placement.backward.is_empty() && system.family() == Family::Pipeline {
+    let pipeline = !matches!(order, OrderKind::Rounds | OrderKind::Replicas);
+    if pipeline && !placement.backward.is_empty() {
         refuse("its backward has stages of its own", "nearest: a plan with the same stages in both passes");
     }
-    if system.family() == Family::Pipeline {
+    if pipeline {
         if placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_))) {
             refuse("a stage streams its parameters", "nearest: `--pin` without `stream`");
         }

@@ -68,7 +68,7 @@ impl Settings {
             placement.stages.enumerate().map(|(id, stage)| stage_settings(plan, exported, (id, stage))).collect();
         Self {
             format_version: 1,
-            system: placement.system.to_string(),
+            system: placement.name().into(),
             fingerprint: fingerprint(plan),
             model: network.clone(),
             ranks: exported.ranks.iter().copied().map(rank).collect(),
@@ -148,7 +148,7 @@ pub fn fingerprint(plan: &Plan) -> String {
     let (workload, devices) = (context.workload(), context.hardware.devices());
     let mut sum = crc32fast::Hasher::new();
     let batch = (workload.microbatch, workload.microbatches, workload.seq_len);
-    sum.update(format!("{} {batch:?}", placement.system).as_bytes());
+    sum.update(format!("{} {batch:?}", placement.name()).as_bytes());
     for Stage { device, layers, recomputed, offload, optimizer, .. } in &placement.stages {
         let (first, last) = (layers.first().index(), layers.last().index());
         let chosen = (first, last, recomputed, offload.is_some(), optimizer.map(|socket| &devices[socket].name));

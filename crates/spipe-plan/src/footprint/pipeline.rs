@@ -5,7 +5,7 @@ use super::stage::{
     Boundary, Footprint, StageFootprint, add, input_bytes, offloaded_bytes, recomputed_bytes, stage_footprint,
     tied_state,
 };
-use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Held, Placement, Stage, System};
+use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Held, Placement, Stage, Update};
 use spipe_base::{Bytes, DeviceId, IdVec, MemoryId, StageId};
 use spipe_cost::LayerMemory;
 use std::{cmp::Reverse, collections::BTreeMap};
@@ -176,7 +176,7 @@ fn on_the_host(
     if let Some(socket) = stage.optimizer {
         // The updated parameters, in the device's precision, wait here for their copy. A delayed
         // step uses the gradients of the iteration before while those of this one arrive.
-        let gradients = if placement.system == System::ZeroOffloadDelayed { 2 } else { 1 };
+        let gradients = if placement.update() == Update::Delayed { 2 } else { 1 };
         let held = |memory: &LayerMemory| memory.optimizer + memory.gradients * gradients + memory.updated;
         let state = stage.layers.iter().map(|layer| held(context.cost.memory(layer, stage.device))).sum();
         let need = StageFootprint { state, ..StageFootprint::default() };

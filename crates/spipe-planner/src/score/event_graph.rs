@@ -24,7 +24,8 @@ use crate::problem::tolerances::{LONGER, TIE};
 use crate::space::subproblem::Times;
 use crate::{costs::CostSums, space::subproblem::Subproblem};
 use spipe_base::DeviceId;
-use spipe_schedule::{Pass, Token, system_order};
+use spipe_plan::System;
+use spipe_schedule::{Pass, Token, gpipe, one_forward_one_backward};
 use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,11 @@ fn lane_orders(case: &Subproblem, microbatches: usize, training: bool) -> Vec<Ve
     let stages = case.stages();
     let head_start = |stage: usize| (case.stage_slots[stage].in_flight as usize).saturating_sub(stages - stage);
     let head_starts: Vec<usize> = (0..stages).map(head_start).collect();
-    let order = system_order(case.schedule.system, stages, microbatches, &head_starts);
+    let order = match case.schedule.system {
+        System::Gpipe => gpipe(stages, microbatches),
+        System::Hybrid => one_forward_one_backward(stages, microbatches, &head_starts),
+        _ => one_forward_one_backward(stages, microbatches, &[]),
+    };
     let lane = |(stage, tokens): (usize, &Vec<Token>)| {
         let mut lane = Vec::new();
         for token in tokens {

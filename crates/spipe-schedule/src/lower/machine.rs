@@ -3,15 +3,12 @@
 use crate::{Channel, ProgramBuilder, Shape};
 use spipe_base::{IdVec, LinkId, SimTime};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Family, Placement};
+use spipe_plan::{Context, Placement};
 
 /// A builder with the machine's memories, devices and channels, under the machine's own ids.
 pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
     let (model, hardware, workload) = (context.model, context.hardware, context.workload());
-    let participants = match placement.system.family() {
-        Family::Sharded => placement.participants(hardware),
-        _ => placement.devices(),
-    };
+    let participants = placement.computing(hardware);
     let used = |device| participants.contains(&device);
     let notes = hardware
         .devices()
@@ -22,7 +19,7 @@ pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBu
         })
         .collect();
     let mut builder = ProgramBuilder::new(Shape {
-        name: format!("{} of {} on {}", placement.system, model.name(), hardware.name()),
+        name: format!("{} of {} on {}", placement.name(), model.name(), hardware.name()),
         layers: model.layers().len(),
         microbatches: workload.microbatches,
         training: workload.mode == Mode::Train,

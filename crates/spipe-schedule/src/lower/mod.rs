@@ -14,7 +14,7 @@ pub use streamed::{StreamedTimes, UnitTimes, bare_streamed, bare_superpipeline, 
 
 use crate::Program;
 use spipe_base::Faults;
-use spipe_plan::{Context, Family, Placement};
+use spipe_plan::{Context, OrderKind, Placement};
 
 /// The program of one iteration of `placement`.
 ///
@@ -25,9 +25,9 @@ use spipe_plan::{Context, Family, Placement};
 /// # Errors
 /// The faults of the system's options, and missing routes.
 pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
-    match placement.system.family() {
-        Family::Pipeline => pipeline::lower(context, placement),
-        Family::Streamed => streamed::lower(context, placement),
-        Family::Sharded => sharded::lower(context, placement),
+    match placement.order() {
+        OrderKind::Rounds => streamed::lower(context, placement),
+        OrderKind::Replicas => sharded::lower(context, placement),
+        _ => pipeline::lower(context, placement),
     }
 }

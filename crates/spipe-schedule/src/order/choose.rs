@@ -1,12 +1,12 @@
 //! The order of a placement.
 
 use super::{
-    Order, Pass, StageTimes, Token, automatic, gis, in_flight, interleaved, system_order,
+    Order, Pass, StageTimes, Token, automatic, gis, gpipe, in_flight, interleaved, one_forward_one_backward,
     turns::{expand, turn_times, turns},
     uniform, v_of_stages, zb_h1, zb_h2,
 };
 use spipe_base::{Bytes, Faults, StageId};
-use spipe_plan::{Context, Placement, StageFootprint, System, footprint_with};
+use spipe_plan::{Context, OrderKind, Placement, StageFootprint, footprint_with};
 
 /// The order in which `placement` computes. Stages without a backward run only their forwards, as
 /// all stages do in inference.
@@ -55,44 +55,47 @@ struct Candidates {
 fn candidates(context: &Context<'_>, placement: &Placement) -> Result<Candidates, Faults> {
     let microbatches = context.workload().microbatches as usize;
     let (devices, chunks) = (placement.devices().len(), placement.chunks());
-    let group = |default: usize| placement.knobs.group.map_or(default, |group| group as usize);
-    let fallback = match placement.system {
-        System::Interleaved => interleaved(devices, chunks, microbatches),
-        System::Gis => gis(devices, chunks, microbatches, group(devices)),
-        System::GisH => gis(devices, chunks, microbatches, group(devices.div_ceil(2))),
-        System::PoH | System::PoF => uniform(devices, chunks, microbatches),
-        System::ZbV | System::VHalf | System::VMin => {
+    let fallback = match placement.order() {
+        OrderKind::Interleaved => interleaved(devices, chunks, microbatches),
+        OrderKind::Grouped { group, half } => {
+            let default = if half { devices.div_ceil(2) } else { devices };
+            gis(devices, chunks, microbatches, group.map_or(default, |group| group as usize))
+        }
+        OrderKind::Uniform => uniform(devices, chunks, microbatches),
+        OrderKind::Vee(shape) => {
             let each: Vec<Vec<StageId>> = placement.stages.ids().map(|id| vec![id]).collect();
             let times = turn_times(context, placement, &each);
-            let (fallback, preferred) = v_of_stages(placement.system, &times, microbatches)?;
+            let (fallback, preferred) = v_of_stages(shape, &times, microbatches)?;
             return Ok(Candidates { preferred, fallback });
         }
-        _ => one_turn_per_device(context, placement, microbatches),
+        kind => one_turn_per_device(context, placement, (kind, microbatches)),
     };
     Ok(Candidates { preferred: None, fallback: fallback? })
 }
 
-/// The order of a system with one turn per device.
-fn one_turn_per_device(context: &Context<'_>, placement: &Placement, microbatches: usize) -> Result<Order, Faults> {
+/// The order of kind `kind` with one turn per device.
+fn one_turn_per_device(
+    context: &Context<'_>,
+    placement: &Placement,
+    (kind, microbatches): (OrderKind, usize),
+) -> Result<Order, Faults> {
     let turns = turns(placement);
     let count = turns.len();
-    let of_turns = match placement.system {
-        System::ZbH1 => zb_h1(count, microbatches)?,
-        System::ZbH2 => zb_h2(count, microbatches)?,
-        System::Zb1p => automatic(&turn_times(context, placement, &turns), microbatches, limit(placement, count))?,
-        System::Zb2p => automatic(&turn_times(context, placement, &turns), microbatches, limit(placement, 2 * count))?,
-        system => {
+    let of_turns = match kind {
+        OrderKind::Gpipe => gpipe(count, microbatches),
+        OrderKind::ZbH1 => zb_h1(count, microbatches)?,
+        OrderKind::ZbH2 => zb_h2(count, microbatches)?,
+        OrderKind::Automatic { turns: default, limit } => {
+            let most = StageTimes::UNIT * limit.unwrap_or(default * count as u64);
+            automatic(&turn_times(context, placement, &turns), microbatches, most)?
+        }
+        OrderKind::OneForwardOneBackward { head_start } if head_start > 0 => {
             // The head start is that of the last turn on a CPU and of all turns before it.
             let last_cpu = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
             let early = last_cpu.map_or(0, |(id, _)| turns.iter().filter(|turn| turn[0] <= id).count());
-            let head_starts = vec![placement.knobs.head_start as usize; early];
-            system_order(system, count, microbatches, &head_starts)
+            one_forward_one_backward(count, microbatches, &vec![head_start as usize; early])
         }
+        _ => one_forward_one_backward(count, microbatches, &[]),
     };
     Ok(expand(&of_turns, &turns))
-}
-
-/// The memory limit of a device in units of one activation.
-fn limit(placement: &Placement, default: usize) -> Bytes {
-    StageTimes::UNIT * placement.knobs.memory_limit.unwrap_or(default as u64)
 }

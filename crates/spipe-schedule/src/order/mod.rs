@@ -26,7 +26,7 @@ pub use interleaved::interleaved;
 pub use offload::{Barrier, Offloading, Step, offloaded, offloaded_with_stage_times};
 pub(crate) use slots::slots_of;
 pub use stage_times::StageTimes;
-pub use systems::{gpipe, one_forward_one_backward, system_order};
+pub use systems::{gpipe, one_forward_one_backward};
 pub use text::{Skipped, Word};
 pub use v_shape::{v_half, v_min, v_of_stages, zb_v};
 pub use zero_bubble::{zb_h1, zb_h2};

@@ -1,18 +1,6 @@
 //! GPipe and 1F1B.
 
 use super::{Order, Pass, Token};
-use spipe_plan::System;
-
-/// The order of `system` for one stage per device: GPipe's, or otherwise 1F1B. Only the hybrid uses
-/// `head_starts`.
-pub fn system_order(system: System, stages: usize, microbatches: usize, head_starts: &[usize]) -> Order {
-    match system {
-        System::Gpipe => gpipe(stages, microbatches),
-        System::Hybrid => one_forward_one_backward(stages, microbatches, head_starts),
-        _ => one_forward_one_backward(stages, microbatches, &[]),
-    }
-}
-
 /// GPipe: every stage runs all forwards, then all backwards (Huang et al. 2019). Both are in
 /// ascending order of microbatches, so that gradients are summed in the same order as without a
 /// pipeline.

@@ -3,7 +3,7 @@
 use super::times::Times;
 use crate::{Failure, args, input, output};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds, SimTime};
-use spipe_plan::System as Planned;
+use spipe_plan::Vee;
 use spipe_schedule::{
     Offloading, Order, Program, Skipped, StageTimes, automatic, bare, bare_offloaded, bare_offloaded_with_stage_times,
     bare_with_stage_times, gis, gis_warning, gpipe, interleaved, offloaded, offloaded_with_stage_times,
@@ -169,16 +169,16 @@ impl System {
     /// The order that is searched for the times of each stage, where the system has such a search.
     fn searched(&self, what: &args::Schedule, each: Option<&[StageTimes]>) -> Option<Result<Order, Failure>> {
         let each = each?;
-        let v = |system| {
-            let orders = v_of_stages(system, each, what.microbatches);
+        let v = |vee| {
+            let orders = v_of_stages(vee, each, what.microbatches);
             orders.map(|(as_equal, own)| own.unwrap_or(as_equal)).map_err(Failure::Arguments)
         };
         match self.name {
             "zb-1p" => Some(limited(what, each, what.devices)),
             "zb-2p" => Some(limited(what, each, 2 * what.devices)),
-            "zb-v" if what.memory_limit.is_none() => Some(v(Planned::ZbV)),
-            "v-half" => Some(v(Planned::VHalf)),
-            "v-min" => Some(v(Planned::VMin)),
+            "zb-v" if what.memory_limit.is_none() => Some(v(Vee::Full)),
+            "v-half" => Some(v(Vee::Half)),
+            "v-min" => Some(v(Vee::Least)),
             _ => None,
         }
     }

@@ -8,7 +8,7 @@ use super::{
     drives::{LOAD_SLOTS, STATE_SLOTS, Slots},
     stage::{Footprint, StageFootprint, add},
 };
-use crate::{Context, ExchangePolicy, Placement, Stage, System, Weights};
+use crate::{Context, ExchangePolicy, Placement, Stage, Update, Weights};
 use device::on_device;
 use spipe_base::{Bytes, DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
@@ -71,7 +71,7 @@ fn add_slots_of_drives(context: &Context<'_>, placement: &Placement, memories: &
 /// undone if a gradient is not finite, because the loss scale was too large, or if the norm must be
 /// clipped.
 pub fn speculates(context: &Context<'_>, placement: &Placement) -> bool {
-    let early = placement.system == System::Spipe && !placement.knobs.synchronous_optimizer;
+    let early = placement.update() == Update::DuringBackward;
     early && context.workload().checks_gradients()
 }
 

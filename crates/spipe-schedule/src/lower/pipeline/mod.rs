@@ -19,7 +19,7 @@ use offload::Offloads;
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdVec, MemoryId, MicrobatchId, SimTime, StageId, Subject,
 };
-use spipe_plan::{Context, Placement, System};
+use spipe_plan::{Context, Placement, Update};
 use station::Station;
 use std::collections::BTreeMap;
 use tied::Borrowed;
@@ -105,8 +105,8 @@ impl<'a> Lowering<'a> {
             accumulated: vec![0; count],
             last_steps: BTreeMap::new(),
             urgent_steps: placement.knobs.urgent_steps,
-            synchronous_optimizer: placement.knobs.synchronous_optimizer,
-            delayed: placement.system == System::ZeroOffloadDelayed,
+            synchronous_optimizer: placement.update() == Update::Phase,
+            delayed: placement.update() == Update::Delayed,
             borrowed: BTreeMap::new(),
             offloads: Offloads::new(placement),
             sent: BTreeMap::new(),

@@ -5,7 +5,7 @@ use crate::{Content, Lifetime, ProgramBuilder, Stage as ProgramStage, work::Stag
 use spipe_base::{BufferId, Bytes, LaneId, LaneRole, LayerId, LayerRange, MemoryId, StageId};
 use spipe_cost::LayerMemory;
 use spipe_plan::{
-    Boundary, Context, InFlight, Placement, Stage, System, gradients_leave, offloaded_bytes, stage_footprint,
+    Boundary, Context, InFlight, Placement, Stage, Update, gradients_leave, offloaded_bytes, stage_footprint,
 };
 
 /// A stage with its buffers, bytes and work.
@@ -66,7 +66,7 @@ impl Station {
         let content = Content::Gradients(layers);
         let (gradients, leaving) = match stage.optimizer.filter(|_| gradients_leave(context, placement, &stage)) {
             Some(socket) => {
-                let (host, delayed) = (builder.memory_of(socket), placement.system == System::ZeroOffloadDelayed);
+                let (host, delayed) = (builder.memory_of(socket), placement.update() == Update::Delayed);
                 let (gradients, before) = on_host(builder, (content, host, bytes), delayed);
                 (Some(gradients), Some(Leaving { host, bytes, before }))
             }

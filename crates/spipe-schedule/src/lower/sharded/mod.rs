@@ -35,7 +35,7 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneRole, MemoryId, MicrobatchId, SimTime,
     StageId, Subject,
 };
-use spipe_plan::{Context, Placement, Use};
+use spipe_plan::{Context, Placement, Update, Use};
 
 /// The program of a sharded system.
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
@@ -81,7 +81,7 @@ impl<'a> Lowering<'a> {
             participants,
             outputs: none.clone(),
             saved: none,
-            synchronous_optimizer: placement.knobs.synchronous_optimizer,
+            synchronous_optimizer: placement.update() == Update::Phase,
             urgent_steps: placement.knobs.urgent_steps,
             drives: DriveStates::default(),
             shelved: DriveStates::default(),

@@ -9,7 +9,7 @@ use crate::{Program, work::StageWork};
 use spipe_base::{Bytes, DeviceId, Faults, MemoryId, Seconds, SimTime};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{
-    Boundary, Context, ExchangePolicy, InFlight, Placement, Stage, System, Weights, speculates, stage_footprint,
+    Boundary, Context, ExchangePolicy, InFlight, Placement, Stage, Update, Weights, speculates, stage_footprint,
     undo_log,
 };
 
@@ -30,10 +30,10 @@ pub(in crate::lower) fn lower(context: &Context<'_>, placement: &Placement) -> R
     let coupled = placement.backward.is_empty();
     let forward = placement.stages.iter().map(|stage| chunk(context, stage, (false, coupled))).collect();
     let backward = placement.backward_stages().iter().filter(|_| training);
-    let updates = match placement.system {
+    let updates = match placement.update() {
         _ if !training => UpdateOrder::Never,
-        System::Spipe if !knobs.synchronous_optimizer => UpdateOrder::Asynchronous,
-        System::Superpipeline => UpdateOrder::NeededFirst,
+        Update::DuringBackward => UpdateOrder::Asynchronous,
+        Update::NeededFirst => UpdateOrder::NeededFirst,
         _ => UpdateOrder::Serial,
     };
     let on = |device| placement.stages.iter().filter(|stage| stage.device == device).count();

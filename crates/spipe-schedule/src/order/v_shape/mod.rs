@@ -10,7 +10,7 @@ use chain::{Chain, Plan};
 use list::{Choice, Listed, Overtaking, list};
 use rounds::{Fill, rounds};
 use spipe_base::{Bytes, Diagnostic, Faults, SimTime};
-use spipe_plan::System;
+use spipe_plan::Vee;
 use tighten::{Ends, tighten};
 
 /// ZB-V (Qi et al., arXiv 2401.10241, section 6): the only bubble is p − 1 unit passes at the ends,
@@ -34,20 +34,15 @@ pub fn v_min(devices: usize, microbatches: usize, times: &StageTimes) -> Result<
     block(&vec![*times; 2 * devices], microbatches, min_offsets)
 }
 
-/// The orders of [`System::ZbV`], [`System::VHalf`] or [`System::VMin`] for two stages per device
-/// with the given times.
+/// The orders of shape `vee` for two stages per device with the given times.
 ///
 /// The first is made as if all stages took as long as the slowest. The second is made for their own
-/// times and returned only if it is faster. Both hold as many activations as the system allows, but
+/// times and returned only if it is faster. Both hold as many activations as the shape allows, but
 /// not always of the same stages.
-pub fn v_of_stages(
-    system: System,
-    stages: &[StageTimes],
-    microbatches: usize,
-) -> Result<(Order, Option<Order>), Faults> {
-    let order = |times: &[StageTimes]| match system {
-        System::ZbV => zb_v_of(times, microbatches, None),
-        System::VHalf => block(times, microbatches, half_offsets),
+pub fn v_of_stages(vee: Vee, stages: &[StageTimes], microbatches: usize) -> Result<(Order, Option<Order>), Faults> {
+    let order = |times: &[StageTimes]| match vee {
+        Vee::Full => zb_v_of(times, microbatches, None),
+        Vee::Half => block(times, microbatches, half_offsets),
         _ => block(times, microbatches, min_offsets),
     };
     let equal = vec![slowest(stages); stages.len()];
@@ -212,17 +207,17 @@ mod tests {
         let mut faster = 0;
         for case in 0..510 {
             let (devices, microbatches) = (2 + case % 5, 1 + case / 5 % 12);
-            let system = [System::ZbV, System::VHalf, System::VMin][case % 3];
+            let vee = [Vee::Full, Vee::Half, Vee::Least][case % 3];
             let stages = stages(devices, &mut draw);
-            let (as_equal, own) = v_of_stages(system, &stages, microbatches).unwrap();
+            let (as_equal, own) = v_of_stages(vee, &stages, microbatches).unwrap();
             assert_eq!(as_equal.validate(), Ok(()), "case {case}");
             let length = |order: &Order| Timing::of(order, &stages).cost(order);
             let Some(own) = own else { continue };
             assert_eq!(own.validate(), Ok(()), "case {case}");
             assert!(length(&own) < length(&as_equal), "case {case}");
-            let limit = match system {
-                System::ZbV => 2 * devices,
-                System::VHalf => Plan::repeat(&half_offsets(devices), PERIOD, microbatches)
+            let limit = match vee {
+                Vee::Full => 2 * devices,
+                Vee::Half => Plan::repeat(&half_offsets(devices), PERIOD, microbatches)
                     .peak(&Chain::v_shape(devices, microbatches)),
                 _ => Plan::repeat(&min_offsets(devices), PERIOD, microbatches)
                     .peak(&Chain::v_shape(devices, microbatches)),
@@ -243,9 +238,9 @@ mod tests {
             weight_gradient_memory: StageTimes::UNIT.get(),
         };
         for (system, alone) in [
-            (System::ZbV, zb_v(4, 9, &times, None)),
-            (System::VHalf, v_half(4, 9, &times)),
-            (System::VMin, v_min(4, 9, &times)),
+            (Vee::Full, zb_v(4, 9, &times, None)),
+            (Vee::Half, v_half(4, 9, &times)),
+            (Vee::Least, v_min(4, 9, &times)),
         ] {
             assert_eq!(v_of_stages(system, &[times; 8], 9), alone.map(|order| (order, None)));
         }

@@ -1,0 +1,59 @@
+//! Crates that read a plan's answers, never the name of its system.
+
+use std::{fs, path::Path};
+
+/// The crates below and beside the planner whose sources name no system. Of the executor, helpers of tests may.
+const CRATES: [&str; 6] = ["schedule", "sim", "exec", "cost", "whatif", "fit"];
+
+/// The names that stand for systems in `spipe_plan` and in the planner.
+const NAMES: [&str; 3] = ["System", "SystemSpec", "Family"];
+
+/// The places of `text` that import a name of systems, or read a placement's system.
+fn namings(text: &str) -> Vec<String> {
+    let imported = |list: &str| {
+        let mut words = list.split(|letter: char| !letter.is_alphanumeric() && letter != '_');
+        words.any(|word| NAMES.contains(&word))
+    };
+    let imports = ["use spipe_plan::", "use spipe_planner::"].into_iter().flat_map(|start| text.split(start).skip(1));
+    let imports = imports.filter_map(|rest| rest.split(';').next()).filter(|list| imported(list)).map(str::to_owned);
+    let paths = NAMES.map(|name| format!("spipe_plan::{name}")).into_iter();
+    let reads = ["placement.system", "placement().system"].map(str::to_owned).into_iter();
+    imports.chain(paths.chain(reads).filter(|found| text.contains(found))).collect()
+}
+
+/// The sources below `folder` but those of tests, each with its text.
+fn sources(folder: &Path) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && !path.ends_with("testing") {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            found.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
+        }
+    }
+    found
+}
+
+#[test]
+fn answers_are_read_instead_of_names() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    let mut wrong = Vec::new();
+    for name in CRATES {
+        let files = sources(&crates.join(format!("spipe-{name}/src")));
+        assert!(!files.is_empty(), "{name}");
+        for (file, text) in files {
+            wrong.extend(namings(&text).into_iter().map(|found| format!("{file}: {found}")));
+        }
+    }
+    assert_eq!(wrong, [""; 0]);
+}
+
+#[test]
+fn namings_are_found_however_they_are_written() {
+    assert_eq!(namings("use spipe_plan::{\n    Context, System,\n};"), ["{\n    Context, System,\n}"]);
+    assert_eq!(namings("fn f(p: &spipe_plan::Placement) { p; }"), [""; 0]);
+    assert_eq!(namings("match placement.system { _ => {} }"), ["placement.system"]);
+    assert_eq!(namings("let of: spipe_plan::Family = x;"), ["spipe_plan::Family"]);
+    assert_eq!(namings("use crate::Family;\nuse spipe_plan::{FamilyName, Stage};"), [""; 0]);
+}
