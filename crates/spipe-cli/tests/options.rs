@@ -71,6 +71,11 @@ fn a_part_of_a_machine_is_planned_and_kept_in_the_plan() {
     assert!(!toml.contains("gpu3") && toml.contains("memory-only = true"), "{toml}");
     let (used, _) = devices(&format!("{machine} --devices gpu3 --system zero-offload,superpipeline,gpu-only"));
     assert_eq!(used, ["gpu3"]);
+    let (used, toml) = devices(&format!("{machine} --devices gpu1..gpu2,cpu0"));
+    assert!(!used.is_empty() && used.iter().all(|name| ["gpu1", "gpu2", "cpu0"].contains(&name.as_str())), "{used:?}");
+    assert!(!toml.contains("gpu3") && toml.contains("gpu2"), "{toml}");
+    let said = text(&spipe(&format!("{machine} --devices gpu2..gpu1"), None).stderr);
+    assert!(said.contains("'gpu2..gpu1' for '--devices <DEVICES>': a range ascends: write gpu1..gpu2"), "{said}");
     let output = spipe(&format!("{machine} --devices gpu0,gpu9"), None);
     let said = text(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");

@@ -15,10 +15,10 @@ pub struct CompareSystems {
     /// A hardware profile, or the name of a shipped one
     #[arg(long)]
     pub hardware: String,
-    /// The devices to plan for, such as gpu0,gpu1,cpu0; all if not given. Other sockets keep their
-    /// memory
+    /// The devices to plan for, such as gpu0,gpu1,cpu0 or gpu0..gpu3,cpu0; all if not given. Other sockets
+    /// keep their memory
     #[arg(long, value_delimiter = ',')]
-    pub devices: Vec<String>,
+    pub devices: Vec<super::Devices>,
     /// Runtime that executes the plans: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
     /// megatron, deepspeed) or a file; spipe if not given
     #[arg(long)]

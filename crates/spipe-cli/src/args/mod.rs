@@ -2,6 +2,7 @@
 
 mod compare_systems;
 mod data;
+mod devices;
 mod export;
 mod fit;
 mod given;
@@ -20,6 +21,7 @@ mod whatif;
 
 pub use compare_systems::CompareSystems;
 pub use data::Data;
+pub use devices::Devices;
 pub use export::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
 pub use given::Given;

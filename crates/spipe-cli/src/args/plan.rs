@@ -1,6 +1,6 @@
 //! The arguments of `spipe plan` and `spipe baseline`.
 
-use super::{Data, Training};
+use super::{Data, Devices, Training};
 use clap::{Args as Group, Subcommand, ValueEnum};
 use serde::Serialize;
 use spipe_base::Seconds;
@@ -20,10 +20,10 @@ pub struct Plan {
     /// A hardware profile, or the name of a shipped one
     #[arg(long, required_unless_present = "improve")]
     pub hardware: Option<String>,
-    /// The devices to plan for, such as gpu0,gpu1,cpu0; all if not given. Other sockets keep their
-    /// memory
+    /// The devices to plan for, such as gpu0,gpu1,cpu0 or gpu0..gpu3,cpu0; all if not given. Other sockets
+    /// keep their memory
     #[arg(long, value_delimiter = ',')]
-    pub devices: Vec<String>,
+    pub devices: Vec<Devices>,
     /// Runtime that executes the plan: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
     /// megatron, deepspeed) or a file; by default the one that runs the system on this machine
     #[arg(long)]
@@ -162,9 +162,9 @@ pub struct TensorData {
     /// A hardware profile, or the name of a shipped one
     #[arg(long)]
     pub hardware: String,
-    /// The devices to use, such as gpu0,gpu1; all if not given
+    /// The devices to use, such as gpu0,gpu1 or gpu0..gpu3; all if not given
     #[arg(long, value_delimiter = ',')]
-    pub devices: Vec<String>,
+    pub devices: Vec<Devices>,
     /// Runtime that executes it: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
     /// megatron, deepspeed) or a file; by default the one that trains on this machine
     #[arg(long)]

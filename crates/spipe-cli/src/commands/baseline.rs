@@ -23,7 +23,7 @@ pub fn run(what: &args::Baseline, given: &Given, format: Format) -> Result<(), F
 
 fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result<(), Failure> {
     let model = what.training.adapt(input::model(&what.model)?, false)?;
-    let hardware = input::part(input::hardware(&what.hardware)?, &what.devices)?;
+    let hardware = input::part(input::hardware(&what.hardware)?, &args::Devices::names(&what.devices))?;
     let hardware = input::under(hardware.clone(), tensor_data::runtime(what, &hardware)?)?;
     Idle::among(given)
         .options_if(what.mode != Mode::Train, &["optimizer", "recompute"], "in inference", "leave it out")

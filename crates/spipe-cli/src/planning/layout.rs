@@ -47,7 +47,7 @@ fn devices(what: &args::Plan, task: &Task) -> Result<Vec<DeviceId>, Failure> {
     if what.devices.is_empty() {
         devices.extend(all.enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id));
     }
-    for device in what.devices.iter().filter_map(|name| task.hardware.device(name)) {
+    for device in args::Devices::names(&what.devices).iter().filter_map(|name| task.hardware.device(name)) {
         if !devices.contains(&device) {
             devices.push(device);
         }

@@ -117,7 +117,7 @@ fn shared(options: &[String], run: &Stated, (model, hardware, runtime): On) -> R
         None => tensor_data::runtime(&what, &hardware)?,
     };
     let model = what.training.adapt(model, false)?;
-    let hardware = input::part(hardware, &what.devices)?.under(runtime);
+    let hardware = input::part(hardware, &args::Devices::names(&what.devices))?.under(runtime);
     let (priced, refused) = tensor_data::priced(&what, (&model, &hardware))?;
     let Some(best) = tensor_data::best(&priced) else {
         let reason =

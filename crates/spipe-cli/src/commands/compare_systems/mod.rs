@@ -115,7 +115,7 @@ struct Case {
 impl Case {
     fn new(what: &args::CompareSystems, given: &Given) -> Result<Self, Failure> {
         let model = what.training.adapt(input::model(&what.model)?, false)?;
-        let hardware = input::part(input::hardware(&what.hardware)?, &what.devices)?;
+        let hardware = input::part(input::hardware(&what.hardware)?, &args::Devices::names(&what.devices))?;
         // One runtime for all, so that systems differ and not what executes them.
         let runtime = what.runtime.as_deref().map(input::runtime).transpose()?.unwrap_or_default();
         let hardware = input::under(hardware, runtime)?;
