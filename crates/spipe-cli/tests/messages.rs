@@ -259,6 +259,18 @@ fn copies_that_cannot_be() {
     insta::assert_snapshot!(transfer("dram0:gpu0:1GiB@99999999h"));
 }
 
+/// A duration without a unit is refused with the option as it should be written.
+#[test]
+fn durations_without_a_unit() {
+    let plan = ["plan", "--model", "gpt2", "--hardware", "one-gpu", "--global-batch", "8", "--time-limit", "20"];
+    let said = refusal(&plan);
+    assert!(said.trim_end().ends_with("\nhint: write `--time-limit 20s`"), "{said}");
+    assert!(refusal(&["whatif", "--model", "gpt2", "--time-limit=1.5"]).contains("hint: write `--time-limit 1.5s`"));
+    assert!(refusal(&["schedule", "1f1b", "--forward", "3"]).contains("hint: write `--forward 3ms`"));
+    let short = refusal(&["schedule", "1f1b", "--forward", "3 bananas"]);
+    assert!(short.contains("`bananas` is not a unit") && !short.contains("hint: write"), "{short}");
+}
+
 #[test]
 fn schedules_that_cannot_be() {
     let folder = tempfile::tempdir().unwrap();

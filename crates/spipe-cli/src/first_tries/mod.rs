@@ -13,8 +13,12 @@ mod synonyms;
 mod wish;
 
 use crate::{args::Args, names, output};
-use clap::Parser;
-use std::fmt;
+use clap::{
+    Parser,
+    error::{ContextKind, ContextValue},
+};
+use spipe_base::ParseQuantityError;
+use std::{error::Error, fmt};
 use wish::Wish;
 
 /// Words of other tools for what `spipe plan` does.
@@ -82,13 +86,25 @@ impl fmt::Display for Suggestion {
 pub fn refuse(error: &clap::Error) -> ! {
     let words: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     // Help and versions are no refusals.
-    let hint = if error.use_stderr() { suggestion(&words) } else { None };
+    let hint =
+        if error.use_stderr() { with_unit(error).or_else(|| Some(suggestion(&words)?.to_string())) } else { None };
     // There is nobody to tell if a message cannot be printed.
     let _ = error.print();
     if let Some(hint) = hint {
         output::talk(&format!("\nhint: {hint}"));
     }
     std::process::exit(error.exit_code())
+}
+
+/// The option as it should be written, if it holds a duration without a unit: limits of a search are
+/// seconds, the times of stages milliseconds.
+fn with_unit(error: &clap::Error) -> Option<String> {
+    let source = error.source()?.downcast_ref::<ParseQuantityError>();
+    let Some(ParseQuantityError::NoUnit { text, quantity: "duration", .. }) = source else { return None };
+    let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
+    let option = option.split_whitespace().next()?;
+    let unit = if option == "--time-limit" { "s" } else { "ms" };
+    Some(format!("write `{option} {}{unit}`", text.trim()))
 }
 
 /// The command that answers which machine to buy for `model`.
