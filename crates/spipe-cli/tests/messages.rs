@@ -259,6 +259,17 @@ fn copies_that_cannot_be() {
     insta::assert_snapshot!(transfer("dram0:gpu0:1GiB@99999999h"));
 }
 
+/// The time of a whole backward is refused with the options that its parts have.
+#[test]
+fn a_backward_has_two_parts() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = ["schedule", "custom", "s.csv", "--backward", "2 ms"];
+    let said = refusal_of(folder.path(), "s.csv", "0F0,0B0\n", &whole);
+    let hint = "hint: give its two parts, `--backward-input` and `--backward-weight`; a fused backward takes their sum";
+    assert_eq!(said.trim_end(), format!("exit code 2\nerror: `--backward` does nothing to `custom`\n{hint}"));
+    assert!(refusal(&["schedule", "1f1b", "--backward", "2 ms"]).contains(hint));
+}
+
 /// A duration without a unit is refused with the option as it should be written.
 #[test]
 fn durations_without_a_unit() {

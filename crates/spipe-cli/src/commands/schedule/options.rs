@@ -26,11 +26,20 @@ pub fn check(what: &args::Schedule, given: &Given) -> Result<(), Failure> {
         other => [&SHAPE[..], &TIMES, orders::System::named(other)?.options].concat(),
     };
     let all = [&SHAPE[..], &TIMES, &ROUNDS, &UNITS, &SINGLE].concat();
+    let parts = read.contains(&"backward-weight") && !read.contains(&"backward");
     let mut others: Vec<&str> = all.into_iter().filter(|option| !read.contains(option)).collect();
+    others.retain(|option| !(parts && *option == "backward"));
     others.sort_unstable();
     others.dedup();
+    let system = format!("to `{}`", what.system);
     Idle::among(given)
-        .options(&others, &format!("to `{}`", what.system), "leave it out")
+        .options(&others, &system, "leave it out")
+        .options_if(
+            parts,
+            &["backward"],
+            &system,
+            "give its two parts, `--backward-input` and `--backward-weight`; a fused backward takes their sum",
+        )
         .options_if(
             what.backward.is_some() && read.contains(&"backward"),
             &["backward-input", "backward-weight"],
