@@ -2,10 +2,6 @@
 //!
 //! Lowering, simulation, execution and export read these, never the name of a system.
 
-use crate::{Family, Placement, System};
-use spipe_base::DeviceId;
-use spipe_hardware::Hardware;
-
 /// The order in which devices compute, with the options of that order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderKind {
@@ -74,66 +70,4 @@ pub enum Update {
     DuringBackward,
     /// Steps run during the next iteration, whose gradients they do not use.
     Delayed,
-}
-
-impl Placement {
-    /// The name under which the placement is reported: that of its preset.
-    pub const fn name(&self) -> &'static str {
-        self.system.name()
-    }
-
-    /// The order in which devices compute.
-    pub const fn order(&self) -> OrderKind {
-        let knobs = &self.knobs;
-        match self.system {
-            System::Gpipe => OrderKind::Gpipe,
-            System::Hybrid => OrderKind::OneForwardOneBackward { head_start: knobs.head_start },
-            System::OneForwardOneBackward
-            | System::ZeroOffload
-            | System::ZeroOffloadDelayed
-            | System::Checkpointing
-            | System::GpuOnly
-            | System::CpuOnly => OrderKind::OneForwardOneBackward { head_start: 0 },
-            System::Interleaved => OrderKind::Interleaved,
-            System::ZbH1 => OrderKind::ZbH1,
-            System::ZbH2 => OrderKind::ZbH2,
-            System::Zb1p => OrderKind::Automatic { turns: 1, limit: knobs.memory_limit },
-            System::Zb2p => OrderKind::Automatic { turns: 2, limit: knobs.memory_limit },
-            System::ZbV => OrderKind::Vee(Vee::Full),
-            System::VHalf => OrderKind::Vee(Vee::Half),
-            System::VMin => OrderKind::Vee(Vee::Least),
-            System::Gis => OrderKind::Grouped { group: knobs.group, half: false },
-            System::GisH => OrderKind::Grouped { group: knobs.group, half: true },
-            System::PoH | System::PoF => OrderKind::Uniform,
-            System::Spipe | System::Mobius | System::Superpipeline | System::NaiveSwap => OrderKind::Rounds,
-            System::ZeroInfinity | System::Fsdp => OrderKind::Replicas,
-        }
-    }
-
-    /// The time of optimizer steps.
-    pub const fn update(&self) -> Update {
-        match self.system {
-            System::Spipe if !self.knobs.synchronous_optimizer => Update::DuringBackward,
-            System::Superpipeline => Update::NeededFirst,
-            System::Spipe | System::Mobius | System::NaiveSwap => Update::AfterBackward,
-            System::ZeroOffloadDelayed => Update::Delayed,
-            _ if self.knobs.synchronous_optimizer => Update::Phase,
-            _ => Update::AsReady,
-        }
-    }
-
-    /// Whether GPUs behind one switch take turns with their offloads; otherwise they share the switch.
-    pub const fn offloads_in_turn(&self) -> bool {
-        matches!(self.system, System::Gis | System::GisH | System::PoH | System::PoF)
-    }
-
-    /// Whether every device runs all layers, with parameters that are sharded over the devices.
-    pub const fn shards_parameters(&self) -> bool {
-        matches!(self.system.family(), Family::Sharded)
-    }
-
-    /// The devices that compute: those of the stages, or all that share the parameters.
-    pub fn computing(&self, hardware: &Hardware) -> Vec<DeviceId> {
-        if self.shards_parameters() { self.participants(hardware) } else { self.devices() }
-    }
 }
