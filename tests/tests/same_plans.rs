@@ -1,5 +1,5 @@
-//! Plans of two models on every shipped machine with every system, beside a committed digest: a change of the code's shape changes none of
-//! them.
+//! Plans of two models on every shipped machine with every system, beside a committed digest: a change of the code's
+//! shape changes none of them.
 //!
 //! A row of `fixtures/same-plans.txt` is a question, and either the exit code of its refusal or five figures: a hash of
 //! the stages and their choices, a hash of the order in which devices compute, the iteration in nanoseconds, a hash of the
@@ -24,10 +24,10 @@ use std::{
 /// The models that are asked about: one that fits on most machines, and one that needs the host.
 const MODELS: [&str; 2] = ["gpt2-xl", "llama2-7b"];
 
-/// Of the refused questions, one in so many is a row.
+/// The number of refused questions for each that is a row.
 const REFUSED: u64 = 10;
 
-/// The share of rows that the ordinary test checks, as one in so many.
+/// The number of rows for each that the ordinary test checks.
 const SAMPLE: u64 = 10;
 
 /// The keys of a stage that state its choices.
