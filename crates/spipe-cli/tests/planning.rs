@@ -104,15 +104,15 @@ fn every_choice_can_be_pinned() {
     assert_eq!(of_layer(&streamed, 0)["weights-in"], "dram0", "{streamed}");
     assert!(of_layer(&streamed, 5).get("weights-in").is_none(), "{streamed}");
     let knobs = pinned(&["resident=3", "swap=2", "system=superpipeline"]);
-    assert_eq!((&knobs["knobs"]["resident"], &knobs["knobs"]["swap"]), (&3.into(), &2.into()), "{knobs}");
+    assert_eq!((&knobs["order"]["resident"], &knobs["order"]["swap"]), (&3.into(), &2.into()), "{knobs}");
     let slots = pinned(&["offload-slots=3", "system=1f1b"]);
-    assert_eq!(slots["knobs"]["offload-slots"], 3, "{slots}");
+    assert_eq!(slots["offload"]["slots"], 3, "{slots}");
     for urgent in ["1", "0"] {
         let steps = pinned(&[&format!("urgent-steps={urgent}"), "system=1f1b", "optimizer=0..5:cpu"]);
-        assert_eq!(steps["knobs"].get("urgent-steps").is_some(), urgent == "1", "{steps}");
+        assert_eq!(steps["update"].get("urgent").is_some(), urgent == "1", "{steps}");
     }
     let ahead = pinned(&["head-start=1"]);
-    assert_eq!((&ahead["system"], &ahead["knobs"]["head-start"]), (&"hybrid".into(), &1.into()), "{ahead}");
+    assert_eq!((&ahead["system"], &ahead["order"]["head-start"]), (&"hybrid".into(), &1.into()), "{ahead}");
 }
 
 #[test]
@@ -350,7 +350,7 @@ fn plans_that_their_system_does_not_allow_are_refused() {
     };
     let pinned = ["--system", "zero-offload", "--microbatch", "1", "--runtime", "spipe", "--pin", "gradients-leave=1"];
     let (code, offloaded, err) = plan(&pinned);
-    assert_eq!((code, &offloaded["knobs"]["gradients-leave"]), (Some(0), &true.into()), "{err}");
+    assert_eq!((code, &offloaded["gradients-leave"]), (Some(0), &"each-microbatch".into()), "{err}");
     assert_eq!(simulated(&offloaded).0, Some(0));
     let mut other = offloaded.clone();
     other["system"] = "1f1b".into();

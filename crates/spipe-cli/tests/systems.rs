@@ -287,7 +287,7 @@ fn zero_offload_trains_what_is_published_on_one_gpu() {
         let (code, out, err) = spipe(&[&words[..], &more, &limit].concat());
         assert_eq!(code, Some(0), "{layers} layers: {err}");
         let plan: Value = serde_json::from_str(&out).unwrap();
-        assert_eq!(plan["knobs"]["gradients-leave"], true, "{layers} layers");
+        assert_eq!(plan["gradients-leave"], "each-microbatch", "{layers} layers");
     }
 }
 

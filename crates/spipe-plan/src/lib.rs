@@ -25,13 +25,14 @@ mod knob;
 mod layout;
 mod placement;
 mod plan;
+mod preset;
 mod remarks;
 mod stage;
 mod stage_file;
 mod system;
 mod window;
 
-pub use answers::{OrderKind, Update, Vee};
+pub use answers::{Dealing, Exchange, Family, GradientsLeave, Offload, OrderKind, Update, Vee};
 pub use check::{check, check_shape};
 pub use context::Context;
 pub use drives::{
@@ -48,13 +49,14 @@ pub use footprint::{
 };
 pub use knob::Knob;
 pub use layout::{Layout, LayoutPart};
-pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Knobs, Placement};
+pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Placement};
 pub use plan::{ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord};
+pub use preset::Preset;
 pub use remarks::{
     Executed, beyond_execution, beyond_export, beyond_plain_training, contrast_remark, estimate_remark,
     fullness_remarks, hybrid_remarks, precision_remark, prompt_remark,
 };
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
-pub use system::{Dealing, Family, System};
+pub use system::System;
 pub use window::{Use, Window, gathers, round};

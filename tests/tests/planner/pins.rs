@@ -24,11 +24,8 @@ fn a_synchronous_optimizer_has_bounds_of_its_own() {
             let pins = Pins::new(&[Named { words: "pin".into(), pin: pin.clone() }]).unwrap();
             let options = Options { pins, ..exact() };
             let Ok(one) = solve(&instance, &[system], options) else { continue };
-            prop_assert!(one.placement.knobs.synchronous_optimizer);
-            let phased = |mut placement: Placement| {
-                placement.knobs.synchronous_optimizer = true;
-                placement
-            };
+            prop_assert!(one.placement.update.is_phase());
+            let phased = |placement: Placement| placement.with(Knob::SynchronousOptimizer, 1);
             let all = every(context, system, usize::MAX).unwrap_or_default().into_iter().map(phased);
             let fit = all.filter(|placement| check(&context, placement).is_ok());
             let timed = |placement: Placement| Some((simulated(&instance, &placement)?, placement));

@@ -35,7 +35,7 @@ pub fn least_memory(
         alone.map(move |layers| Stage { layers, recomputed: 1, ..stage })
     };
     let stages: Vec<Stage> = found.1.stages.iter().flat_map(single).collect();
-    let by_layer = Placement::new(System::Checkpointing, stages).with_knobs(found.1.knobs);
+    let by_layer = Placement { stages: stages.into_iter().collect(), ..found.1.clone() };
     let most = SimTime::ns((simulated.as_ns() as f64 * (1.0 + WORSE)) as u64);
     match Evaluator::new(context).checked_iteration(&by_layer).filter(|time| *time <= most) {
         Some(time) => (time, by_layer),

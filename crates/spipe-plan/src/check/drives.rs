@@ -44,18 +44,18 @@ fn streams_from_a_drive(
     placement: &Placement,
     (id, stage): (StageId, &Stage),
 ) -> Option<Diagnostic> {
-    let (drive, system) = (context.drive_of(stage)?, placement.system);
+    let (drive, fixed_by) = (context.drive_of(stage)?, placement.fixed_by());
     let streams = format!("stage `{id}` streams its parameters from `{}`", name(context, drive));
-    if !system.streams_from_drives() {
-        let what = format!("{streams}, but system `{system}` does not stream from drives");
+    if !placement.system.streams_from_drives() || placement.order.family() == Family::Pipeline {
+        let what = format!("{streams}, but {fixed_by} does not stream from drives");
         let hint = "use `superpipeline`, `mobius` or `zero-infinity`, or name a DRAM in `weights-in`";
         return Some(Diagnostic::error(what).hint(hint));
     }
     if context.workload().mode == Mode::Train && speculates(context, placement) {
-        let what = format!("{streams}, but system `{system}` undoes steps, for which parameters stay in DRAM");
+        let what = format!("{streams}, but {fixed_by} undoes steps, for which parameters stay in DRAM");
         return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or name a DRAM in `weights-in`"));
     }
-    let devices = match system.family() {
+    let devices = match placement.order.family() {
         Family::Sharded => placement.participants(context.hardware),
         _ => vec![stage.device],
     };
@@ -117,7 +117,7 @@ fn of_stage(
         return Some(Diagnostic::error(what).hint("name a socket in `optimizer-on`, or leave `state-on` out"));
     }
     if speculates(context, placement) {
-        let what = format!("{keeps}, but system `{}` undoes steps, for which state stays in DRAM", placement.system);
+        let what = format!("{keeps}, but {} undoes steps, for which state stays in DRAM", placement.fixed_by());
         return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or leave `state-on` out"));
     }
     None

@@ -1,7 +1,7 @@
 //! The rules of sharded systems.
 
 use super::found::Found;
-use crate::{Context, Placement, Stage, System, Weights};
+use crate::{Context, Knob, Placement, Stage, System, Weights};
 use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId};
 
 /// Checks that the GPUs exist, that routes join neighbours in the ring, that all get the same
@@ -10,8 +10,8 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
     let participants = placement.participants(context.hardware);
     let gpus = context.hardware.devices().iter().filter(|device| device.is_gpu()).count();
     let (count, microbatches) = (participants.len() as u64, context.workload().microbatches);
-    if count == 0 || placement.knobs.shards.is_some_and(|shards| shards != count) {
-        let asked = placement.knobs.shards.unwrap_or(1);
+    if count == 0 || Knob::Shards.of(placement).is_some_and(|shards| shards != count) {
+        let asked = Knob::Shards.of(placement).unwrap_or(1);
         faults.push(
             Diagnostic::error(format!(
                 "the plan has {asked} shards, but `{}` has {gpus} GPUs",
@@ -33,9 +33,9 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
         faults.push_at(
             id,
             Diagnostic::error(format!(
-                "stage `{id}` is on `{}`, but system `{}` names the first of its GPUs",
+                "stage `{id}` is on `{}`, but {} names the first of its GPUs",
                 name(stage.device),
-                placement.system
+                placement.fixed_by()
             ))
             .hint(format!("put it on `{}`", name(participants[0]))),
         );
@@ -95,7 +95,7 @@ fn check_hosts(context: &Context<'_>, placement: &Placement, participants: &[Dev
             refuse(format!("updated on `{}`, {shared}", device(other)), format!("use `{}`", device(socket)));
         }
         if stage.offload.is_some() {
-            let what = format!("to offload its activations, but system `{}` does not", placement.system);
+            let what = format!("to offload its activations, but {} does not", placement.fixed_by());
             refuse(what, "leave `offload-to` out, or recompute the layers".into());
         }
     }

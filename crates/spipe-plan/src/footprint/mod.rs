@@ -41,7 +41,7 @@ pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
 /// their lanes run at the same time. Among the stages of one device only the largest transient part
 /// counts. Only pipelines ask for `held`.
 pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn Fn(StageId) -> Held) -> Footprint {
-    let mut memories = match placement.system.family() {
+    let mut memories = match placement.order.family() {
         Family::Pipeline => pipeline::footprint(context, placement, held),
         Family::Streamed => streamed::footprint(context, placement),
         Family::Sharded => sharded::footprint(context, placement),

@@ -21,7 +21,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{
-    Activations, Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knobs, Placement, Stage, System, footprint, needed,
+    Activations, Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knob, Placement, Stage, System, footprint, needed,
 };
 use std::time::Duration;
 
@@ -99,9 +99,9 @@ fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -
         let head_start = if let Warmup::OneFOneB(ahead) = turn { ahead } else { 0 };
         let short = |(most, wanted): (usize, u64)| -> Build<'b> {
             let offload_slots = Some(wanted).filter(|wanted| *wanted > FEWEST_OFFLOAD_SLOTS);
-            let knobs = Knobs { head_start, offload_slots, ..Knobs::default() };
             Box::new(move |counts| {
-                let placement = chained(costs, (system, most), counts)?.with_knobs(knobs);
+                let placement = chained(costs, (system, most), counts)?.with(Knob::HeadStart, head_start);
+                let placement = placement.with_option(Knob::OffloadSlots, offload_slots);
                 slots(&costs.context, &placement).contains(&offload_slots).then_some(placement)
             })
         };

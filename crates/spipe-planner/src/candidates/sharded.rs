@@ -22,7 +22,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_base::{Bytes, LayerRange};
-use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
+use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Placement, Stage, System, check, footprint, needed};
 use std::collections::BTreeSet;
 
 /// Numbers of resident stages that are tried, at most a factor of two apart.
@@ -233,17 +233,16 @@ pub(crate) fn promising((context, pins): (&Context<'_>, &Pins), list: Vec<Placem
             (None, may) => vec![may],
         }
     };
-    let in_order = |placement: &Placement, urgent_steps: bool| {
-        placement.clone().with_knobs(Knobs { urgent_steps, ..placement.knobs })
-    };
+    let in_order =
+        |placement: &Placement, urgent_steps: bool| placement.clone().with(Knob::UrgentSteps, u64::from(urgent_steps));
     let each = chosen.iter().enumerate();
     each.flat_map(|it| orders(it).into_iter().map(move |urgent| in_order(it.1, urgent))).collect()
 }
 
 fn placement(system: System, (shards, resident): (usize, usize), stages: Vec<Stage>) -> Option<Placement> {
     let resident = Some(resident as u64).filter(|resident| *resident > FEWEST_RESIDENT);
-    let knobs = Knobs { shards: Some(shards as u64), resident, ..Knobs::default() };
-    (!stages.is_empty()).then(|| Placement::new(system, stages).with_knobs(knobs))
+    let placement = Placement::new(system, stages).with(Knob::Shards, shards as u64);
+    (!placement.stages.is_empty()).then(|| placement.with_option(Knob::Resident, resident))
 }
 
 /// Orders the stages of a run by choice, those with recompute first: they run before the others'

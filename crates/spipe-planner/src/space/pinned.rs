@@ -23,7 +23,7 @@ impl Pins {
             self.choose(context, &rules, stage);
         }
         for (knob, value) in self.knobs.iter().filter(|(knob, _)| knob.is_of(placement.system)) {
-            held.knobs = knob.set(held.knobs, *value);
+            held = held.with(*knob, *value);
         }
         held
     }

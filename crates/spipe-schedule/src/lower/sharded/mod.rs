@@ -35,7 +35,7 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneRole, MemoryId, MicrobatchId, SimTime,
     StageId, Subject,
 };
-use spipe_plan::{Context, Placement, Update, Use};
+use spipe_plan::{Context, Placement, Use};
 
 /// The program of a sharded system.
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
@@ -81,8 +81,8 @@ impl<'a> Lowering<'a> {
             participants,
             outputs: none.clone(),
             saved: none,
-            synchronous_optimizer: placement.update() == Update::Phase,
-            urgent_steps: placement.knobs.urgent_steps,
+            synchronous_optimizer: placement.update.is_phase(),
+            urgent_steps: placement.update.is_urgent(),
             drives: DriveStates::default(),
             shelved: DriveStates::default(),
             loads: Loads::default(),

@@ -1,0 +1,56 @@
+//! Answers that no Program expresses together.
+
+use super::found::Found;
+use crate::{Context, Family, GradientsLeave, Placement, Update, Weights};
+use spipe_base::Diagnostic;
+
+/// Checks that the update, the copies of gradients and activations, and the home of parameters go with the order.
+pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    let (order, update) = (placement.order, placement.update);
+    let others = match (order.family(), update) {
+        (Family::Pipeline | Family::Sharded, Update::AsReady { .. } | Update::Phase { .. })
+        | (Family::Pipeline, Update::Delayed)
+        | (Family::Streamed, Update::AfterBackward | Update::NeededFirst | Update::DuringBackward { .. }) => None,
+        (Family::Pipeline, _) => Some("`as-ready`, `phase` or `delayed`"),
+        (Family::Sharded, _) => Some("`as-ready` or `phase`"),
+        (Family::Streamed, _) => Some("`after-backward`, `needed-first` or `during-backward`"),
+    };
+    if let Some(others) = others {
+        let message = format!("the order `{order}` does not go with the update `{update}`");
+        faults.push(Diagnostic::error(message).hint(format!("use the update {others}")));
+    }
+    if order.family() != Family::Pipeline {
+        let mut refuse = |given: bool, what: &str| {
+            if given {
+                let hint = "leave it out, or use the order of a pipeline";
+                faults.push(Diagnostic::error(format!("the order `{order}` has no {what}")).hint(hint));
+            }
+        };
+        refuse(placement.gradients_leave != GradientsLeave::Complete, "gradients that leave after each microbatch");
+        refuse(placement.offload.slots.is_some(), "slots for offloaded activations");
+        refuse(placement.offload.in_turn, "offloads in turn");
+    } else {
+        check_streamed(context, placement, faults);
+    }
+    if order.family() != Family::Streamed && !placement.backward.is_empty() {
+        let message = format!("the order `{order}` has no stages of the backward's own");
+        faults.push(Diagnostic::error(message).hint("leave `backward` out, or use the order `rounds`"));
+    }
+}
+
+/// Checks that no stage of a pipeline streams its parameters. Drives have a check of their own.
+fn check_streamed(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
+    for (id, stage) in placement.stages.enumerate() {
+        if let Weights::Streamed(home) = stage.weights
+            && !context.is_drive(home)
+        {
+            let home = &context.hardware.memories()[home].name;
+            let message = format!(
+                "stage `{id}` streams its parameters from `{home}`, but the order `{}` keeps them on devices",
+                placement.order
+            );
+            let hint = "leave `weights-in` out, or use the order `rounds`, which streams and keeps";
+            faults.push_at(id, Diagnostic::error(message).hint(hint));
+        }
+    }
+}
