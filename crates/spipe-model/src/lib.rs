@@ -24,6 +24,8 @@
 //! assert_eq!(kept, Bytes::mib(32));
 //! # Ok::<(), spipe_base::Faults>(())
 //! ```
+//!
+#![doc = include_str!("../README.md")]
 
 mod adapted;
 mod architecture;

@@ -13,6 +13,8 @@
 //!
 //! [`footprint()`] is the only memory count of the project. Planners optimise under it, the checker
 //! tests it, and lowering adds precedences such that the simulated peak does not exceed it.
+//!
+#![doc = include_str!("../README.md")]
 
 mod answers;
 mod check;

@@ -3,11 +3,12 @@
 //! Its relaxation, with fractional layers, bounds the iteration of every placement from below. With
 //! whole layers it yields candidates with several stages per device ([`counts`](integral::counts)).
 
+mod chain;
 mod columns;
 pub(crate) mod compute_bound;
 mod host_steps;
 pub(crate) mod integral;
-mod positions;
+mod position;
 
 pub(crate) use crate::formulation::assignment::integral::{
     IntegralOutcome, LayerCounts, Share, SolveLimits, one_class_per_position,

@@ -2,7 +2,7 @@
 # The chart of every system, with three sentences on what to see in it: reports/gallery.md and reports/gallery/.
 # SPIPE is the command. Systems of one GPU are planned on `one-gpu`, others on `rtx3090-x4-two-sockets`; schedules alone have unit times.
 set -eu
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/../../.."
 spipe=${SPIPE:-target/release/spipe}
 out=reports/gallery
 mkdir -p "$out"

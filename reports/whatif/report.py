@@ -3,7 +3,7 @@
 
 Reads the measured runs of crates/spipe-reproduce/data/runs and the predictions of
 reports/reproductions (made by `spipe reproduce runs`), and prints the tables of
-reports/whatif/ranking.md. Run it at the root: python3 crates/whatif-report.py > reports/whatif/ranking.md
+reports/whatif/ranking.md. Run it at the root: python3 reports/whatif/report.py > reports/whatif/ranking.md
 """
 
 import json
@@ -152,7 +152,7 @@ def main():
         if row["count"] == 1:
             single[row["gpu"]] = row  # The last one is the newest.
     print("# The order of machines, against measured trainings\n")
-    print("Made by `python3 crates/whatif-report.py` from `spipe reproduce runs`; sources are in")
+    print("Made by `python3 reports/whatif/report.py` from `spipe reproduce runs`; sources are in")
     print("[../reproductions/runs.md](../reproductions/runs.md). BERT-large, fp16, sequences of 384. τ is Kendall's; errors are")
     print("of tokens/s after one common factor for all machines. The last two columns take the factor from the 3090 alone, so that")
     print("all other GPUs are predicted.\n")

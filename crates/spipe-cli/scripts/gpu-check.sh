@@ -1,9 +1,9 @@
 #!/bin/sh
 # Checks a device with the built binary alone: no toolchain, no network. Writes reports/gpu/DEVICE/.
 #
-#   crates/gpu-check.sh cuda:0          a GPU, under a cap of 12 GiB, with a model of 1.5 billion parameters
-#   crates/gpu-check.sh emulated:0      the same steps on CPU cores, with the demo's model
-#   crates/gpu-check.sh wgpu:0          on any device of Vulkan, be it a program: with a model that such a one gets through
+#   crates/spipe-cli/scripts/gpu-check.sh cuda:0          a GPU, under a cap of 12 GiB, with a model of 1.5 billion parameters
+#   crates/spipe-cli/scripts/gpu-check.sh emulated:0      the same steps on CPU cores, with the demo's model
+#   crates/spipe-cli/scripts/gpu-check.sh wgpu:0          on any device of Vulkan, be it a program: with a model that such a one gets through
 #
 # SPIPE names the binary; CAP, MODEL, SMALL, STEPS, LONG_STEPS, PRECISIONS, DATA and OUT replace what is chosen
 # below. Where PYTHON has PyTorch that knows the device (or TORCH_DEVICE), PyTorch with CPU offload trains the same model.
@@ -33,7 +33,7 @@ case $device in
     ;;
   wgpu:*)
     cap=${CAP:-12 MiB}
-    model=${MODEL:-crates/gpu-check-model.toml}
+    model=${MODEL:-crates/spipe-cli/scripts/gpu-check-model.toml}
     small=${SMALL:-$model}
     sequence=${SEQUENCE:-64}
     steps=${STEPS:-6}
@@ -99,7 +99,7 @@ case $device in
   wgpu:*) known=$(vulkaninfo --summary 2> /dev/null | sed -n 's/^[[:space:]]*deviceName[[:space:]]*= *//p' | head -n 1) ;;
   *) known= ;;
 esac
-say "\`crates/gpu-check.sh $device\`${known:+ ($known)}, $(date -u +%Y-%m-%d), $(uname -m), cap $cap."
+say "\`crates/spipe-cli/scripts/gpu-check.sh $device\`${known:+ ($known)}, $(date -u +%Y-%m-%d), $(uname -m), cap $cap."
 say ""
 say "## Rates"
 say ""

@@ -1,45 +1,12 @@
-//! Positions in a chain of devices, each with consecutive layers, and the rows that bound an
-//! iteration there.
+//! The rows that bound an iteration in a chain of devices, each position with consecutive layers.
 
 use crate::formulation::assignment::{
     DeviceClass,
     columns::{AssignmentProgram, LayerMode, ResourceLoad, rate},
+    position::Position,
 };
 use crate::space::rules::Warmup;
 use good_lp::{Expression, ProblemVariables, constraint, variable};
-
-/// Load of one position.
-#[derive(Default)]
-pub(crate) struct Position {
-    /// Forward, backward and recompute of one microbatch.
-    pub forward: Expression,
-    pub backward: Expression,
-    pub again: Expression,
-    /// Forwards that remain when the first microbatch returns.
-    pub following: Expression,
-    /// Optimizer steps on the device, and billions of parameters that the host updates for it.
-    pub stepped: Expression,
-    pub stepped_by_host: Expression,
-    /// GB copied in and out.
-    pub copied: [Expression; 2],
-    /// Layers by device class, and the time and memory of the device.
-    pub layers: Vec<Expression>,
-    pub busy: Expression,
-    pub held: Expression,
-}
-
-impl Position {
-    /// Creates an empty position that a device of one of `classes` classes may take.
-    pub fn new(classes: usize) -> Self {
-        Self { layers: vec![Expression::default(); classes], ..Self::default() }
-    }
-
-    /// Returns one microbatch's forward and backward, without recompute, which may run while the
-    /// microbatch is away.
-    fn pass(&self) -> Expression {
-        self.forward.clone() + self.backward.clone()
-    }
-}
 
 impl AssignmentProgram<'_, '_> {
     /// Returns the extra forwards of a position before its first backward, compared with a chain of
