@@ -1,31 +1,29 @@
-//! The record of a running search: its incumbents, the easiest plans to read among the fast ones,
-//! and a bar on a terminal.
+//! The record of a running search: its incumbents, and the easiest plans to read among the fast ones.
 
-use super::{Evaluator, gap};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use spipe_base::{SimTime, readable::percent};
+use spipe_base::SimTime;
 use spipe_cost::Workload;
 use spipe_plan::{Incumbent, Placement};
 use spipe_planner::runs_of_layers;
 use std::{
     collections::BTreeMap,
-    io::IsTerminal,
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-/// The interval at which the bar shows the time, in ms.
-const TICK: u64 = 100;
-
 /// A plan that was simulated: its iteration, workload and placement.
 pub type Seen = (SimTime, Workload, Placement);
+
+/// A front end that shows the course of a search.
+pub trait Progress: Send + Sync {
+    /// Is told of the fastest iteration so far, and of the bound that no plan is faster than; zero if it is not known.
+    fn improved(&self, best: Option<SimTime>, bound: SimTime);
+}
 
 /// Records what a search finds.
 pub struct Watch {
     start: Instant,
     record: Mutex<Record>,
-    bar: ProgressBar,
-    limit: Option<Duration>,
+    progress: Option<Box<dyn Progress>>,
 }
 
 #[derive(Default)]
@@ -38,18 +36,9 @@ struct Record {
 }
 
 impl Watch {
-    /// Starts a record, with a bar if stderr is a terminal. `limit` is the time limit of the
-    /// search, if it has one.
-    pub fn start(limit: Option<Duration>) -> Self {
-        let shown = std::io::stderr().is_terminal();
-        let target = if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        let style = ProgressStyle::with_template("{spinner} planning for {elapsed}{msg}");
-        let bar = ProgressBar::with_draw_target(None, target)
-            .with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()));
-        if shown {
-            bar.enable_steady_tick(Duration::from_millis(TICK));
-        }
-        let watch = Self { start: Instant::now(), record: Mutex::new(Record::default()), bar, limit };
+    /// Starts a record, and shows its course with `progress`.
+    pub fn start(progress: Option<Box<dyn Progress>>) -> Self {
+        let watch = Self { start: Instant::now(), record: Mutex::new(Record::default()), progress };
         watch.show(&Record::default());
         watch
     }
@@ -97,52 +86,13 @@ impl Watch {
         self.record().plans.values().filter(|(time, _, _)| *time <= most).cloned().collect()
     }
 
-    /// Removes the bar.
-    pub fn end(&self) {
-        self.bar.finish_and_clear();
-    }
-
     fn record(&self) -> MutexGuard<'_, Record> {
         self.record.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The bar's words: the limit, the best plan, the bound and the gap.
     fn show(&self, record: &Record) {
-        let limit = self.limit.map_or_else(String::new, |limit| format!(" of {} s", limit.as_secs_f64()));
-        let best = match record.best {
-            None => ", no plan yet".to_owned(),
-            Some(best) if record.bound == SimTime::ZERO => format!(", best {best:.3}"),
-            Some(best) => {
-                let bound = record.bound.min(best);
-                format!(", best {best:.3}, bound {bound:.3}, gap {}", percent(gap(best, bound)))
-            }
-        };
-        self.bar.set_message(limit + &best);
-    }
-}
-
-/// An evaluator whose results are recorded.
-pub struct Watched<'a> {
-    pub evaluator: Evaluator<'a>,
-    pub watch: Option<&'a Watch>,
-    pub workload: Workload,
-}
-
-impl Watched<'_> {
-    fn seen(&self, placement: &Placement, simulated: Option<SimTime>) -> Option<SimTime> {
-        if let Some((watch, simulated)) = self.watch.zip(simulated) {
-            watch.plan(&self.workload, placement, simulated);
+        if let Some(progress) = &self.progress {
+            progress.improved(record.best, record.bound);
         }
-        simulated
-    }
-}
-
-impl spipe_planner::Evaluator for Watched<'_> {
-    fn iteration(&self, placement: &Placement) -> Option<SimTime> {
-        self.seen(placement, self.evaluator.iteration(placement))
-    }
-
-    fn iteration_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
-        self.seen(placement, self.evaluator.iteration_within(placement, limit))
     }
 }
