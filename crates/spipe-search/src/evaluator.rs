@@ -1,6 +1,6 @@
 //! The evaluator of placements: it lowers them to programs and simulates these.
 
-use crate::Failure;
+use crate::error::SearchError;
 use spipe_base::{Bytes, MemoryId, SimTime};
 use spipe_plan::{Context, MemoryParts, Placement, Plan, check};
 use spipe_planner::Evaluator as _;
@@ -43,7 +43,10 @@ impl<'a> Evaluator<'a> {
     }
 
     /// The simulated peak of each memory that is used, and its parts by name.
-    pub fn peaks(&self, placement: &Placement) -> Result<BTreeMap<MemoryId, (Bytes, MemoryParts)>, Failure> {
+    ///
+    /// # Errors
+    /// The placement has no program.
+    pub fn peaks(&self, placement: &Placement) -> Result<BTreeMap<MemoryId, (Bytes, MemoryParts)>, SearchError> {
         let simulation = simulate(&lower(&self.context, placement)?, &Options::default());
         let tracks = simulation.trace.memories.iter().filter(|track| track.peak > Bytes::ZERO);
         let named = |track: &MemoryTrack| {
@@ -66,6 +69,9 @@ impl spipe_planner::Evaluator for Evaluator<'_> {
 }
 
 /// The program of a plan.
-pub fn program(plan: &Plan) -> Result<Program, Failure> {
+///
+/// # Errors
+/// The plan cannot be lowered.
+pub fn program(plan: &Plan) -> Result<Program, SearchError> {
     Ok(lower(&plan.context(), plan.placement())?)
 }

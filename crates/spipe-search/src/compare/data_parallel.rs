@@ -1,18 +1,19 @@
 //! Plain data parallelism in closed form: every GPU holds the whole model, and the GPUs share the
 //! sequences.
 
-use super::{
-    DATA_PARALLEL,
-    figures::{Compared, Status, host_traffic, utilisation},
-};
+use super::figures::{Compared, Status, host_traffic, utilisation};
+use crate::setting::Setting;
 use spipe_base::Bytes;
-use spipe_cost::{CostTable, Mode, ParallelCost, Parallelism, Workload};
+use spipe_cost::{Mode, ParallelCost, Parallelism, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Recompute};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
+
+/// The name of plain data parallelism, which is no system of plans.
+pub const DATA_PARALLEL: &str = "data-parallel";
 
 /// The fastest that fits, over all sizes of microbatches and choices of recompute.
-pub fn compared(model: &Model, hardware: &Hardware, workloads: &[Workload]) -> Compared {
+pub fn data_parallel(model: &Arc<Model>, hardware: &Arc<Hardware>, workloads: &[Workload]) -> Compared {
     let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
     if gpus == 0 {
         return Compared::bare(DATA_PARALLEL, Status::Infeasible, Some("the machine has no GPU".into()));
@@ -41,7 +42,7 @@ pub fn compared(model: &Model, hardware: &Hardware, workloads: &[Workload]) -> C
     }
 }
 
-fn priced((model, hardware): (&Model, &Hardware), workload: &Workload, cost: &ParallelCost) -> Compared {
+fn priced((model, hardware): (&Arc<Model>, &Arc<Hardware>), workload: &Workload, cost: &ParallelCost) -> Compared {
     let seconds = cost.iteration.get();
     let gpus = || hardware.devices().iter().filter(|device| device.is_gpu());
     let peaks = gpus().map(|gpu| (hardware.memories()[gpu.memory].name.clone(), cost.memory));
@@ -61,11 +62,12 @@ fn priced((model, hardware): (&Model, &Hardware), workload: &Workload, cost: &Pa
 }
 
 /// The bytes of one ring all-reduce of the gradients: each GPU sends 2(n − 1)/n of them to the next.
-fn link_bytes(model: &Model, hardware: &Hardware, workload: &Workload) -> BTreeMap<String, Bytes> {
+fn link_bytes(model: &Arc<Model>, hardware: &Arc<Hardware>, workload: &Workload) -> BTreeMap<String, Bytes> {
     let mut all = BTreeMap::new();
     let gpus: Vec<_> = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).collect();
     let Some((first, _)) = gpus.first().filter(|_| gpus.len() > 1 && workload.mode == Mode::Train) else { return all };
-    let Ok(cost) = CostTable::new(model, hardware, workload) else { return all };
+    let Ok(setting) = Setting::new(model, hardware, workload) else { return all };
+    let cost = setting.table();
     let gradients: Bytes = cost.layers().map(|layer| cost.memory(layer, *first).gradients).sum();
     let sent = Bytes::new(gradients.get() / gpus.len() as u64 * 2 * (gpus.len() as u64 - 1));
     for ((_, from), (_, to)) in gpus.iter().zip(gpus.iter().cycle().skip(1)) {

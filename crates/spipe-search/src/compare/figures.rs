@@ -1,6 +1,6 @@
 //! The figures of a system.
 
-use crate::Failure;
+use crate::error::SearchError;
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, Flops};
 use spipe_cost::{Mode, Workload};
@@ -27,35 +27,37 @@ pub enum Status {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Compared {
+    /// The name of the system.
     pub system: &'static str,
+    /// Whether it has a plan.
     pub status: Status,
     /// Why there is no plan.
     pub reason: Option<String>,
+    /// The largest use of each memory.
     pub peak_bytes: BTreeMap<String, Bytes>,
+    /// The simulated iteration.
     pub iteration_ms: Option<f64>,
+    /// The rate of tokens.
     pub tokens_per_second: Option<f64>,
+    /// The share of the devices' time that is idle.
     pub bubble_fraction: Option<f64>,
     /// Bytes per iteration.
     pub link_bytes: BTreeMap<String, Bytes>,
     /// Model FLOPs ÷ (peak of all GPUs × iteration), without the arithmetic of recomputes.
     pub utilisation: Option<f64>,
+    /// Sequences per microbatch.
     pub microbatch: Option<u64>,
     /// The bytes over links between GPUs and hosts, both ways together.
     #[serde(skip)]
     pub host_traffic: Option<Bytes>,
     #[serde(skip)]
+    /// The simulated iteration.
     pub trace: Option<Trace>,
-}
-
-/// A plan and its program.
-pub struct Planned<'a> {
-    pub plan: &'a Plan,
-    pub program: &'a Program,
 }
 
 impl Compared {
     /// A system without figures.
-    pub fn bare(system: &'static str, status: Status, reason: Option<String>) -> Self {
+    pub(super) fn bare(system: &'static str, status: Status, reason: Option<String>) -> Self {
         Self {
             system,
             status,
@@ -76,22 +78,22 @@ impl Compared {
     ///
     /// # Errors
     /// A failure that is no answer, such as a bug.
-    pub fn refused(system: &'static str, failure: Failure) -> Result<Self, Failure> {
+    pub(super) fn refused(system: &'static str, error: SearchError) -> Result<Self, SearchError> {
         let words = |diagnostic: &Diagnostic| match &diagnostic.hint {
             Some(hint) => format!("{}; {hint}", diagnostic.message),
             None => diagnostic.message.clone(),
         };
-        let (status, reason) = match &failure {
-            Failure::Infeasible(diagnostic) => (Status::Infeasible, words(diagnostic)),
-            Failure::Stopped(diagnostic) => (Status::Stopped, words(diagnostic)),
-            Failure::Arguments(faults) => (Status::Infeasible, faults.to_string().replacen("error: ", "", 1)),
-            _ => return Err(failure),
+        let (status, reason) = match &error {
+            SearchError::Infeasible(diagnostic) => (Status::Infeasible, words(diagnostic)),
+            SearchError::Stopped(diagnostic) => (Status::Stopped, words(diagnostic)),
+            SearchError::Request(faults) => (Status::Infeasible, faults.to_string().replacen("error: ", "", 1)),
+            _ => return Err(error),
         };
         Ok(Self::bare(system, status, Some(reason.replace('\n', "; "))))
     }
 
     /// The figures of a plan.
-    pub fn of(system: &'static str, Planned { plan, program }: Planned<'_>, trace: Trace) -> Self {
+    pub(super) fn of(system: &'static str, plan: &Plan, program: &Program, trace: Trace) -> Self {
         let context = plan.context();
         let metrics = Metrics::of(&trace);
         let links = link_bytes(program);

@@ -1,27 +1,28 @@
-//! Tensor and data parallelism in closed form, for the options of `spipe baseline tensor-data`.
+//! Tensor and data parallelism in closed form.
 
-use super::{training, workloads};
-use crate::{Failure, args, input};
+use crate::error::SearchError;
 use spipe_cost::{ParallelCost, ParallelError, Parallelism, Workload};
-use spipe_hardware::{Hardware, Runtime};
-use spipe_model::{Attention, Model, Recompute};
+use spipe_hardware::Hardware;
+use spipe_model::{Model, Recompute};
 
-/// The runtime that trains with tensor parallelism on GPUs.
-const FRAMEWORK: &str = "megatron";
-
-/// The runtime that was asked for, or the one that trains on this machine.
-pub fn runtime(what: &args::TensorData, hardware: &Hardware) -> Result<Runtime, Failure> {
-    match &what.runtime {
-        Some(given) => input::runtime(given),
-        None if input::has_foreign_gpus(hardware) => input::runtime(FRAMEWORK),
-        None => Ok(Runtime::default()),
-    }
+/// The configurations to price.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Degrees {
+    /// The degree of tensor parallelism; without it, every degree that uses all GPUs.
+    pub tensor: Option<u64>,
+    /// The degree of data parallelism; without it, every degree that uses all GPUs.
+    pub data: Option<u64>,
+    /// The activations that are recomputed; without it, every choice.
+    pub recompute: Option<Recompute>,
 }
 
 /// A configuration with its cost.
 pub struct Priced {
+    /// The configuration.
     pub spread: Parallelism,
+    /// The workload of the best size of microbatches.
     pub workload: Workload,
+    /// Its time and memory.
     pub cost: ParallelCost,
 }
 
@@ -38,27 +39,17 @@ impl Priced {
 
 /// The configurations that were asked for, each with its best size of microbatches, and the first
 /// refusal of one.
+///
+/// # Errors
+/// The machine has no GPU, or the degrees do not use all GPUs.
 pub fn priced(
-    what: &args::TensorData,
+    degrees: Degrees,
     (model, hardware): (&Model, &Hardware),
-) -> Result<(Vec<Priced>, Option<ParallelError>), Failure> {
-    let template = Workload {
-        mode: input::mode(model, what.mode)?,
-        seq_len: input::seq_len(model, what.seq_len)?,
-        microbatch: 1,
-        microbatches: 1,
-        precision: what.precision,
-        optimizer: what.optimizer,
-        attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
-        formats: what.training.formats(),
-        ..Workload::PLAIN
-    };
-    let template = what.shape.shape(template)?;
-    training::check(model, &template)?;
-    let workloads = workloads(template, what.global_batch, &what.microbatch)?;
+    workloads: &[Workload],
+) -> Result<(Vec<Priced>, Option<ParallelError>), SearchError> {
     let (mut priced, mut refused) = (Vec::new(), None);
-    for spread in spreads(what, hardware)? {
-        match price(spread, (model, hardware), &workloads) {
+    for spread in spreads(degrees, hardware)? {
+        match price(spread, (model, hardware), workloads) {
             Ok(found) => priced.push(found),
             Err(error) => refused = refused.or(Some(error)),
         }
@@ -73,9 +64,9 @@ pub fn best(priced: &[Priced]) -> Option<usize> {
 
 /// The configurations of the given degrees. Degrees that are not given take every value that uses
 /// all GPUs.
-fn spreads(what: &args::TensorData, hardware: &Hardware) -> Result<Vec<Parallelism>, Failure> {
+fn spreads(asked: Degrees, hardware: &Hardware) -> Result<Vec<Parallelism>, SearchError> {
     let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
-    let degrees: Vec<(u64, u64)> = match (what.tensor, what.data) {
+    let degrees: Vec<(u64, u64)> = match (asked.tensor, asked.data) {
         (Some(tensor), Some(data)) => vec![(tensor, data)],
         (tensor, data) => {
             let divisors = (1..=gpus).filter(|divisor| gpus.is_multiple_of(*divisor));
@@ -87,14 +78,14 @@ fn spreads(what: &args::TensorData, hardware: &Hardware) -> Result<Vec<Paralleli
     };
     if gpus == 0 {
         let message = format!("`{}` has no GPU", hardware.name());
-        return Err(Failure::argument(message, "name a machine that has some: spipe hardware list"));
+        return Err(SearchError::request(message, "name a machine that has some: spipe hardware list"));
     }
     if degrees.is_empty() {
-        let given = what.tensor.or(what.data).unwrap_or_default();
+        let given = asked.tensor.or(asked.data).unwrap_or_default();
         let message = format!("{given} does not divide the {gpus} GPUs of `{}`", hardware.name());
-        return Err(Failure::argument(message, "give both degrees to leave GPUs idle"));
+        return Err(SearchError::request(message, "give both degrees to leave GPUs idle"));
     }
-    let choices = what.recompute.map_or_else(|| Recompute::ALL.to_vec(), |given| vec![given.into()]);
+    let choices = asked.recompute.map_or_else(|| Recompute::ALL.to_vec(), |given| vec![given]);
     let spread =
         |(tensor, data)| choices.iter().map(move |recompute| Parallelism { tensor, data, recompute: *recompute });
     Ok(degrees.into_iter().flat_map(spread).collect())

@@ -2,14 +2,18 @@
 
 use super::{
     machines::{self, LinkKind, MORE_MEMORY},
-    trial::Explained,
+    trial::{Again, Explained},
 };
-use crate::planning::{Found, pins};
+use crate::{
+    request::{pins, spelling::Spelling},
+    search::found::Found,
+};
 use spipe_base::{LayerRange, SimTime, StageId, readable::percent};
 use spipe_cost::Workload;
 use spipe_hardware::MemoryKind;
 use spipe_plan::{Family, Placement, Plan, Stage};
 use spipe_trace::TriedChange;
+use std::sync::Arc;
 
 /// The least gain of a change that is worth a word.
 const LEAST: f64 = 0.01;
@@ -22,14 +26,16 @@ const MOST_MEMORIES: usize = 6;
 
 /// A change with the plan that it leads to.
 pub struct Tried {
+    /// The change, with its gain.
     pub change: TriedChange,
+    /// The plan.
     pub plan: Plan,
 }
 
 /// The changes that help most, the best first; none that gain less than one percent over planning
 /// the same again.
-pub fn changes(explained: Explained<'_>) -> Vec<Tried> {
-    let again = explained.again(&explained.same());
+pub fn changes(explained: &Explained<'_>) -> Vec<Tried> {
+    let again = explained.again(explained.same());
     let base = again.as_ref().map_or(explained.iteration, |found| found.solution.simulated.min(explained.iteration));
     let mut all = Vec::new();
     // Its own gain counts against the plan, that of all others against the better of the two.
@@ -44,21 +50,21 @@ pub fn changes(explained: Explained<'_>) -> Vec<Tried> {
     all
 }
 
-fn push(all: &mut Vec<Tried>, explained: Explained<'_>, base: SimTime, (words, found): (String, Option<Found>)) {
+fn push(all: &mut Vec<Tried>, explained: &Explained<'_>, base: SimTime, (words, found): (String, Option<Found>)) {
     if let Some(found) = found {
         all.extend(tried(explained, base, (words, found.solution.simulated, found.plan)));
     }
 }
 
 /// A change, if it gains enough over `base`.
-fn tried(explained: Explained<'_>, base: SimTime, (change, time, plan): (String, SimTime, Plan)) -> Option<Tried> {
+fn tried(explained: &Explained<'_>, base: SimTime, (change, time, plan): (String, SimTime, Plan)) -> Option<Tried> {
     let helps = time.to_ms() <= (1.0 - LEAST) * base.to_ms();
     let gain = 1.0 - time.to_ms() / explained.iteration.to_ms().max(f64::MIN_POSITIVE);
     helps.then(|| Tried { change: TriedChange { change, iteration_ms: time.to_ms(), gain, replay: None }, plan })
 }
 
 /// The next generation of links, and more of each memory.
-fn machines_tried(explained: Explained<'_>) -> Vec<(String, Option<Found>)> {
+fn machines_tried(explained: &Explained<'_>) -> Vec<(String, Option<Found>)> {
     let hardware = explained.hardware();
     let links = [
         (LinkKind::Host, "the next generation of the links between GPUs and host: twice the bandwidth"),
@@ -80,15 +86,15 @@ fn machines_tried(explained: Explained<'_>) -> Vec<(String, Option<Found>)> {
         }
     }
     let search = |(words, machine): (String, Option<_>)| {
-        let found = machine
-            .and_then(|hardware| explained.again(&super::trial::Again { hardware: &hardware, ..explained.same() }));
+        let again = |hardware| explained.again(Again { hardware: Arc::new(hardware), ..explained.same() });
+        let found = machine.and_then(again);
         (words, found)
     };
     machines.into_iter().map(search).collect()
 }
 
 /// The next smaller and the next larger size of microbatches that divides the batch.
-fn workloads_tried(explained: Explained<'_>) -> Vec<(String, Option<Found>)> {
+fn workloads_tried(explained: &Explained<'_>) -> Vec<(String, Option<Found>)> {
     let workload = explained.workload();
     let batch = workload.global_batch();
     let divides = |size: &u64| batch.is_multiple_of(*size);
@@ -97,29 +103,30 @@ fn workloads_tried(explained: Explained<'_>) -> Vec<(String, Option<Found>)> {
     let search = |size: u64| {
         let workload = Workload { microbatch: size, microbatches: batch / size, ..workload };
         let words = format!("microbatches of {size} instead of {}", explained.workload().microbatch);
-        (words, explained.again(&super::trial::Again { workload, ..explained.same() }))
+        (words, explained.again(Again { workload, ..explained.same() }))
     };
     smaller.into_iter().chain(larger).map(search).collect()
 }
 
 /// The optimizer on the other device: on sockets if any stage steps on its own device, otherwise on
 /// the devices of the stages.
-fn optimizer_moved(explained: Explained<'_>) -> (String, Option<Found>) {
+fn optimizer_moved(explained: &Explained<'_>) -> (String, Option<Found>) {
     let (context, placement) = (explained.plan.context(), explained.placement());
     let own = placement.all_stages().any(|stage| !context.is_cpu(stage.device) && context.steps(stage) == stage.device);
-    let (word, words) = if own { ("cpu", "the optimizer on the CPU") } else { ("gpu", "the optimizer on the GPU") };
+    let (word, what) = if own { ("cpu", "the optimizer on the CPU") } else { ("gpu", "the optimizer on the GPU") };
     let last = context.model.layers().len().saturating_sub(1);
     let pin = vec![format!("optimizer=0..{last}:{word}")];
     let whose = (context.model, context.hardware, context.workload().mode);
     let system = placement.system.name();
-    let pinned = pins::read(&pin, (system, "auto"), whose).ok().map(|pinned| pinned.pins);
-    let again = |pins| explained.again(&super::trial::Again { pins, start: None, ..explained.same() });
-    (words.into(), pinned.and_then(again))
+    let words = pins::Words { pins: &pin, system, microbatch: "auto" };
+    let pinned = pins::read(None, words, whose, Spelling::default()).ok().map(|pinned| pinned.pins);
+    let again = |pins| explained.again(Again { pins, start: None, ..explained.same() });
+    (what.into(), pinned.and_then(again))
 }
 
 /// Each boundary between stages one layer earlier and one later; of other devices' choices only the
 /// recompute follows the layers.
-fn boundaries_moved(explained: Explained<'_>, base: SimTime) -> Vec<Tried> {
+fn boundaries_moved(explained: &Explained<'_>, base: SimTime) -> Vec<Tried> {
     let placement = explained.placement();
     if placement.system.family() == Family::Sharded || !placement.backward.is_empty() {
         return Vec::new();
@@ -128,7 +135,7 @@ fn boundaries_moved(explained: Explained<'_>, base: SimTime) -> Vec<Tried> {
     for behind in placement.stages.ids().skip(1) {
         for (later, words) in [(false, "earlier"), (true, "later")] {
             let Some(moved) = moved(placement, behind, later) else { continue };
-            let Some(time) = explained.time(explained.hardware(), &moved) else { continue };
+            let Some(time) = explained.time(&moved) else { continue };
             let before = StageId::from(behind.index() - 1);
             let change = format!("the boundary between {before} and {behind} one layer {words}");
             let context = explained.plan.context();

@@ -11,6 +11,6 @@ mod machines;
 mod pitfalls;
 mod trial;
 
-pub use changes::changes;
+pub use changes::{Tried, changes};
 pub use pitfalls::pitfalls;
 pub use trial::Explained;

@@ -21,11 +21,11 @@ use super::{
     machines::{self, LinkKind},
     trial::{Again, Explained},
 };
-use crate::planning::pins;
+use crate::request::{pins, spelling::Spelling, systems::current};
 use spipe_base::{LayerRange, MemoryId, SimTime, StageId};
 use spipe_cost::{Mode, Parallelism};
 use spipe_model::{LayerKind, Recompute};
-use spipe_plan::{Family, Placement, Stage, System, Weights};
+use spipe_plan::{Family, Placement, Stage, Weights};
 use spipe_schedule::Program;
 use spipe_trace::Pitfall;
 use std::collections::BTreeSet;
@@ -38,7 +38,7 @@ const LEAST: f64 = 0.01;
 const PCIE_3: f64 = 16e9;
 
 /// The pitfalls of a plan, the dearest first.
-pub fn pitfalls(explained: Explained<'_>, program: &Program) -> Vec<Pitfall> {
+pub fn pitfalls(explained: &Explained<'_>, program: &Program) -> Vec<Pitfall> {
     let case = Case { explained, program };
     let mut all: Vec<Pitfall> = [
         case.attention_on_cpu(),
@@ -61,7 +61,7 @@ pub fn pitfalls(explained: Explained<'_>, program: &Program) -> Vec<Pitfall> {
 }
 
 struct Case<'a> {
-    explained: Explained<'a>,
+    explained: &'a Explained<'a>,
     program: &'a Program,
 }
 
@@ -105,7 +105,7 @@ impl Case<'_> {
         let fast = machines::with_fast_sockets(self.explained.hardware())?;
         let words =
             "attention on CPU cores starves the GPU: keep blocks on GPUs, streamed from DRAM if they do not fit";
-        self.named("attention-on-cpu", self.on(&stages), (self.explained.time_on(&fast), words))
+        self.named("attention-on-cpu", self.on(&stages), (self.explained.time_on(fast), words))
     }
 
     fn half_on_cpu(&self) -> Option<Pitfall> {
@@ -117,10 +117,11 @@ impl Case<'_> {
         }
         let last = context.model.layers().len().saturating_sub(1);
         let whose = (context.model, context.hardware, context.workload().mode);
-        let pinned = pins::read(&[format!("layer=0..{last}:gpu")], ("auto", "auto"), whose).ok()?;
-        let systems = System::ALL.into_iter().filter(|system| !system.is_stale()).collect();
-        let again = Again { pins: pinned.pins, systems, start: None, ..self.explained.same() };
-        let without = self.explained.again(&again).map(|found| found.solution.simulated);
+        let pin = [format!("layer=0..{last}:gpu")];
+        let words = pins::Words { pins: &pin, system: "auto", microbatch: "auto" };
+        let pins = pins::read(None, words, whose, Spelling::default()).ok()?.pins;
+        let again = Again { pins, systems: current(), start: None, ..self.explained.same() };
+        let without = self.explained.again(again).map(|found| found.solution.simulated);
         let words = "at least half of the layers compute on CPU cores: stream them to a GPU instead";
         self.named("half-on-cpu", self.on(&on_cpu), (without, words))
     }
@@ -148,7 +149,7 @@ impl Case<'_> {
         }
         let free = machines::boundless(self.explained.hardware(), LinkKind::Sockets)?;
         let words = "copies cross from one socket to the other: keep host data on the socket nearest to its GPU";
-        self.named("numa-crossing", links.join(", "), (self.explained.time_on(&free), words))
+        self.named("numa-crossing", links.join(", "), (self.explained.time_on(free), words))
     }
 
     fn pcie_3(&self) -> Option<Pitfall> {
@@ -158,7 +159,7 @@ impl Case<'_> {
         }
         let faster = machines::next_generation(self.explained.hardware(), LinkKind::Host)?;
         let words = "links as slow as PCIe 3: check that cards run at their generation and with all lanes";
-        self.named("pcie-3", links.join(", "), (self.explained.time_on(&faster), words))
+        self.named("pcie-3", links.join(", "), (self.explained.time_on(faster), words))
     }
 
     fn both_directions(&self) -> Option<Pitfall> {
@@ -166,7 +167,7 @@ impl Case<'_> {
         let limits: Vec<&str> = self.used().into_iter().filter_map(|channel| channel.strip_suffix(".both")).collect();
         let words = "copies in both directions at once are slower than each alone: let less data go back, \
                      or move it while nothing comes";
-        self.named("both-directions", limits.join(", "), (self.explained.time_on(&free), words))
+        self.named("both-directions", limits.join(", "), (self.explained.time_on(free), words))
     }
 
     fn host_bound_launches(&self) -> Option<Pitfall> {
@@ -177,7 +178,7 @@ impl Case<'_> {
         let names: Vec<&str> = gpus.map(|gpu| gpu.name.as_str()).collect();
         let words =
             "the host launches kernels more slowly than the GPU runs them: use larger microbatches, or CUDA graphs";
-        self.named("host-bound-launches", names.join(", "), (self.explained.time_on(&instant), words))
+        self.named("host-bound-launches", names.join(", "), (self.explained.time_on(instant), words))
     }
 
     fn no_peer_access(&self) -> Option<Pitfall> {
@@ -193,7 +194,7 @@ impl Case<'_> {
             .collect();
         let words =
             "GPUs copy to each other through host memory: use cards or a driver with peer access, or fewer boundaries";
-        self.named("no-peer-access", closed.join(", "), (self.explained.time_on(&open), words))
+        self.named("no-peer-access", closed.join(", "), (self.explained.time_on(open), words))
     }
 
     fn pageable_copies(&self) -> Option<Pitfall> {
@@ -219,7 +220,7 @@ impl Case<'_> {
         without.stages = placement.stages.iter().map(moved).collect();
         without.backward = placement.backward.iter().map(moved).collect();
         let words = "copies from pageable memory pass through the driver's buffer: pin it";
-        self.named("pageable-copies", self.on(&stages), (self.explained.time(hardware, &without), words))
+        self.named("pageable-copies", self.on(&stages), (self.explained.time(&without), words))
     }
 
     fn too_many_stages(&self) -> Option<Pitfall> {
@@ -231,9 +232,7 @@ impl Case<'_> {
             let before = StageId::from(behind.index() - 1);
             [before, behind].map(|keeps| (before, behind, joined(placement, (before, behind), keeps)))
         });
-        let times = pairs.filter_map(|(before, behind, joined)| {
-            Some((self.explained.time(self.explained.hardware(), &joined?)?, before, behind))
-        });
+        let times = pairs.filter_map(|(before, behind, joined)| Some((self.explained.time(&joined?)?, before, behind)));
         let (without, before, behind) = times.min()?;
         let words = "every boundary costs a copy and a bubble: join the two stages";
         self.named("too-many-stages", self.on(&[before, behind]), (Some(without), words))
@@ -263,7 +262,7 @@ impl Case<'_> {
         }
         let free = machines::boundless(self.explained.hardware(), LinkKind::Host)?;
         let words = "inference reads all parameters for little arithmetic: shrink them until they stay on the GPU (fewer bits, more GPUs)";
-        self.named("inference-only", self.on(&stages), (self.explained.time_on(&free), words))
+        self.named("inference-only", self.on(&stages), (self.explained.time_on(free), words))
     }
 }
 

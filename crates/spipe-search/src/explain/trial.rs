@@ -1,32 +1,36 @@
 //! Trials: a changed plan, simulated.
 
-use crate::planning::{self, DriveFor, Evaluator, Found, Request};
+use crate::{
+    request::{Request, cores},
+    search::{found::Found, search},
+    setting::Setting,
+};
 use spipe_base::SimTime;
-use spipe_cost::{CostTable, Workload};
+use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Context, Placement, Plan, System};
-use spipe_planner::Pins;
-use std::{sync::atomic::AtomicBool, time::Duration};
+use spipe_plan::{Placement, Plan, System};
+use spipe_planner::{Effort, Pins};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 /// The time that one search may take: most find the plan that they return in less.
 const QUICK: Duration = Duration::from_secs(2);
 
-/// The gap at which a search ends early: that of `spipe plan`.
-const GAP: f64 = 0.005;
-
 /// The plan that is explained, with its iteration.
-#[derive(Clone, Copy)]
 pub struct Explained<'a> {
-    pub plan: &'a Plan,
-    pub iteration: SimTime,
-    /// Ends searches early when it is raised.
-    pub stop: &'a AtomicBool,
+    pub(super) plan: &'a Plan,
+    pub(super) iteration: SimTime,
+    model: Arc<Model>,
+    hardware: Arc<Hardware>,
+    stop: Arc<AtomicBool>,
 }
 
 /// A question that is planned again.
-pub struct Again<'a> {
-    pub hardware: &'a Hardware,
+pub struct Again {
+    pub hardware: Arc<Hardware>,
     pub workload: Workload,
     pub systems: Vec<System>,
     pub pins: Pins,
@@ -34,26 +38,33 @@ pub struct Again<'a> {
 }
 
 impl<'a> Explained<'a> {
-    pub fn model(self) -> &'a Model {
-        self.plan.context().model
+    /// A plan with its simulated iteration; `stop` ends searches early when it is raised.
+    pub fn new(plan: &'a Plan, iteration: SimTime, stop: Arc<AtomicBool>) -> Self {
+        let context = plan.context();
+        let (model, hardware) = (Arc::new(context.model.clone()), Arc::new(context.hardware.clone()));
+        Self { plan, iteration, model, hardware, stop }
     }
 
-    pub fn hardware(self) -> &'a Hardware {
-        self.plan.context().hardware
+    pub(super) fn model(&self) -> &Model {
+        &self.model
     }
 
-    pub fn workload(self) -> Workload {
+    pub(super) fn hardware(&self) -> &Hardware {
+        &self.hardware
+    }
+
+    pub(super) fn workload(&self) -> Workload {
         *self.plan.context().workload()
     }
 
-    pub fn placement(self) -> &'a Placement {
+    pub(super) fn placement(&self) -> &'a Placement {
         self.plan.placement()
     }
 
     /// The question of the plan itself.
-    pub fn same(self) -> Again<'a> {
+    pub(super) fn same(&self) -> Again {
         Again {
-            hardware: self.hardware(),
+            hardware: Arc::clone(&self.hardware),
             workload: self.workload(),
             systems: vec![self.placement().system],
             pins: Pins::default(),
@@ -62,38 +73,34 @@ impl<'a> Explained<'a> {
     }
 
     /// Plans again, quickly; `None` where no plan is found.
-    pub fn again(self, what: &Again<'_>) -> Option<Found> {
-        planning::search(&Request {
-            model: self.model(),
-            hardware: what.hardware,
-            workloads: vec![what.workload],
-            systems: what.systems.clone(),
-            planner: "ilp",
+    pub(super) fn again(&self, what: Again) -> Option<Found> {
+        let Again { hardware, workload, systems, pins, start } = what;
+        search(&Request {
+            systems,
             time_limit: QUICK,
-            gap: GAP,
-            threads: planning::cores(),
-            stop: self.stop,
-            pins: what.pins.clone(),
-            start: what.start.clone(),
-            host_help: true,
-            drive_for: DriveFor::default(),
+            threads: cores(),
+            stop: Arc::clone(&self.stop),
+            pins,
+            start,
             drives: true,
-            on_drives: None,
-            effort: Some(spipe_planner::Effort::Low),
-            watch: None,
-            hint: false,
+            effort: Some(Effort::Low),
+            ..Request::new(Arc::clone(&self.model), hardware, vec![workload])
         })
         .ok()
     }
 
-    /// The iteration of a placement on a machine; `None` where it does not fit or run.
-    pub fn time(self, hardware: &Hardware, placement: &Placement) -> Option<SimTime> {
-        let cost = CostTable::new(self.model(), hardware, self.plan.context().workload()).ok()?;
-        Evaluator::new(Context { model: self.model(), hardware, cost: &cost }).checked_iteration(placement)
+    /// The iteration of a placement on this machine; `None` where it does not fit or run.
+    pub(super) fn time(&self, placement: &Placement) -> Option<SimTime> {
+        self.timed(&self.hardware, placement)
     }
 
     /// The iteration of the plan as it is on another machine.
-    pub fn time_on(self, hardware: &Hardware) -> Option<SimTime> {
-        self.time(hardware, self.placement())
+    pub(super) fn time_on(&self, hardware: Hardware) -> Option<SimTime> {
+        self.timed(&Arc::new(hardware), self.placement())
+    }
+
+    fn timed(&self, hardware: &Arc<Hardware>, placement: &Placement) -> Option<SimTime> {
+        let setting = Setting::new(&self.model, hardware, &self.workload()).ok()?;
+        setting.evaluator().checked_iteration(placement)
     }
 }

@@ -1,12 +1,23 @@
 //! The least memory with which some plan exists.
 
-use super::{Evaluator, Request, fits::fits};
+use crate::{
+    request::Request,
+    search::{fits::fits, found::Found},
+    setting::Setting,
+};
 use spipe_base::{Bytes, MemoryId, SimTime};
-use spipe_cost::CostTable;
-use spipe_hardware::Hardware;
-use spipe_plan::{Context, Placement};
-use spipe_planner::Fit;
-use std::time::{Duration, Instant};
+use spipe_plan::uses_drives;
+use spipe_planner::{Fit, Options};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The most time: where the least memory is not known by then, proofs that nothing fits take long.
+const MOST: Duration = Duration::from_secs(1);
+
+/// The same where the search counts steps and is to end at once.
+const BY_STEPS: Duration = Duration::from_millis(100);
 
 /// The search ends when the capacity is known to this fraction.
 const PRECISION: f64 = 1.0 / 64.0;
@@ -14,6 +25,7 @@ const PRECISION: f64 = 1.0 / 64.0;
 /// The least capacity of one memory, while the others stay as they are.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Least {
+    /// The memory.
     pub memory: MemoryId,
     /// The capacity, known to a 64th; none where the time limit came first.
     pub capacity: Option<Bytes>,
@@ -21,21 +33,31 @@ pub struct Least {
     pub iteration: Option<SimTime>,
 }
 
-/// The least capacity of each of `memories`, of which a plan fills these bytes, in microbatches of
-/// the smallest size. The memories share the time.
-pub fn least(request: &Request<'_>, memories: &[(MemoryId, Bytes)], time_limit: Duration) -> Vec<Least> {
-    let until = Instant::now() + time_limit;
+/// The least memory for some plan beside the one that was found, in the time that the search has left after `elapsed`, or
+/// a tenth of a second where it counts steps, in microbatches of the smallest size. The memories share the time. It is not
+/// sought for given stages, and unknown where drives help out.
+pub fn least(request: &Request, found: &Found, elapsed: Duration) -> Vec<Least> {
+    if request.pins.given_stages().is_some() {
+        return Vec::new();
+    }
+    let memories: Vec<(MemoryId, Bytes)> = found.plan.peaks().into_iter().collect();
+    if uses_drives(&found.plan.context(), found.plan.placement()) {
+        let unknown = |(memory, _)| Least { memory, capacity: None, iteration: None };
+        return memories.into_iter().map(unknown).collect();
+    }
+    let limit = if request.effort.is_some() { BY_STEPS } else { request.time_limit.saturating_sub(elapsed).min(MOST) };
+    let until = Instant::now() + limit;
     let mut left = memories.len() as u32;
     let mut list = Vec::new();
     for (memory, filled) in memories {
         let share = until.saturating_duration_since(Instant::now()) / left;
-        list.push(of_memory(request, (*memory, *filled), Instant::now() + share));
+        list.push(of_memory(request, (memory, filled), Instant::now() + share));
         left -= 1;
     }
     list
 }
 
-fn of_memory(request: &Request<'_>, (memory, filled): (MemoryId, Bytes), until: Instant) -> Least {
+fn of_memory(request: &Request, (memory, filled): (MemoryId, Bytes), until: Instant) -> Least {
     let reserved = request.hardware.memories()[memory].reserved;
     let unknown = Least { memory, capacity: None, iteration: None };
     let (mut low, mut high) = (Bytes::ZERO, reserved + filled);
@@ -58,7 +80,7 @@ fn of_memory(request: &Request<'_>, (memory, filled): (MemoryId, Bytes), until: 
 
 /// The iteration of a plan that fits the machine with another capacity of a memory; none if none
 /// fits. `None` if the time ends before that is known.
-fn fitting(request: &Request<'_>, (memory, capacity): (MemoryId, Bytes), until: Instant) -> Option<Option<SimTime>> {
+fn fitting(request: &Request, (memory, capacity): (MemoryId, Bytes), until: Instant) -> Option<Option<SimTime>> {
     let left = until.saturating_duration_since(Instant::now());
     let workload = request.workloads.iter().min_by_key(|workload| workload.microbatch)?;
     if left.is_zero() {
@@ -66,15 +88,11 @@ fn fitting(request: &Request<'_>, (memory, capacity): (MemoryId, Bytes), until: 
     }
     // A machine with less memory than it reserves does not exist.
     let Ok(machine) = request.hardware.with_capacity(memory, capacity) else { return Some(None) };
-    match fits((request.model, &machine), (workload, &request.systems, &request.pins), left) {
-        Fit::Found(placement) => Some(iteration(request, &machine, &placement)),
+    let Ok(setting) = Setting::new(&request.model, &Arc::new(machine), workload) else { return Some(None) };
+    let options = Options { pins: request.pins.clone(), time_limit: left, ..Options::default() };
+    match fits(&setting, &request.systems, options) {
+        Fit::Found(placement) => Some(setting.evaluator().checked_iteration(&placement)),
         Fit::Never | Fit::NotFound => Some(None),
         Fit::Late => None,
     }
-}
-
-fn iteration(request: &Request<'_>, machine: &Hardware, placement: &Placement) -> Option<SimTime> {
-    let workload = request.workloads.iter().min_by_key(|workload| workload.microbatch)?;
-    let cost = CostTable::new(request.model, machine, workload).ok()?;
-    Evaluator::new(Context { model: request.model, hardware: machine, cost: &cost }).checked_iteration(placement)
 }

@@ -1,11 +1,10 @@
 //! Whether a plan needs the host: what it keeps there, and whether the GPUs alone would do.
 
-use super::{Evaluator, Request};
-use crate::input;
-use spipe_cost::{CostTable, Mode};
-use spipe_plan::{Context, Plan, Stage, System, Weights};
-use spipe_planner::{Fit, Options, Problem};
-use std::{sync::atomic::AtomicBool, time::Duration};
+use crate::{request::Request, search::fits::fits, setting::Setting};
+use spipe_cost::Mode;
+use spipe_plan::{Plan, Stage, System, Weights};
+use spipe_planner::{Fit, Options};
+use std::{sync::Arc, time::Duration};
 
 /// The systems that keep everything on GPUs where the host gives no help.
 const ON_GPUS: [System; 4] = [System::GpuOnly, System::Checkpointing, System::Gpipe, System::OneForwardOneBackward];
@@ -15,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(2);
 
 /// A sentence on what `plan` keeps in DRAM, for trainings with adapters or formats of their own; empty
 /// otherwise.
-pub fn sentence(request: &Request<'_>, plan: &Plan) -> String {
+pub fn sentence(request: &Request, plan: &Plan) -> String {
     let (context, workload) = (plan.context(), *plan.context().workload());
     if workload.mode != Mode::Train || (context.model.lora().is_none() && workload.formats.is_plain()) {
         return String::new();
@@ -37,19 +36,17 @@ pub fn sentence(request: &Request<'_>, plan: &Plan) -> String {
 }
 
 /// Whether the GPUs hold the model without the host.
-fn without(request: &Request<'_>) -> Fit {
+fn without(request: &Request) -> Fit {
     let gpus = request.hardware.devices().iter().filter(|device| device.is_gpu());
     let names: Vec<String> = gpus.map(|device| device.name.clone()).collect();
-    let Ok(hardware) = input::part(request.hardware.clone(), &names) else { return Fit::Never };
+    // A machine without GPUs is left as it is.
+    let part = if names.is_empty() { Ok((*request.hardware).clone()) } else { request.hardware.restricted_to(&names) };
+    let Ok(hardware) = part.map(Arc::new) else { return Fit::Never };
     let mut best = Fit::Never;
     for workload in &request.workloads {
-        let Ok(cost) = CostTable::new(request.model, &hardware, workload) else { continue };
-        let context = Context { model: request.model, hardware: &hardware, cost: &cost };
-        let evaluator = Evaluator::new(context);
-        let stop = AtomicBool::new(false);
+        let Ok(setting) = Setting::new(&request.model, &hardware, workload) else { continue };
         let options = Options { time_limit: LIMIT, host_help: false, ..Options::default() };
-        let problem = Problem { context, systems: ON_GPUS.to_vec(), options, evaluator: &evaluator, stop: &stop };
-        match spipe_planner::fits(&problem) {
+        match fits(&setting, &ON_GPUS, options) {
             Fit::Never => {}
             found @ Fit::Found(_) => return found,
             Fit::NotFound | Fit::Late => best = Fit::NotFound,

@@ -1,8 +1,8 @@
 //! Memory against time: the k and k′ of Superpipeline on one GPU.
 
-use super::Evaluator;
+use crate::evaluator::Evaluator;
 use spipe_base::{Bytes, SimTime};
-use spipe_plan::{Plan, Stage, System, Weights};
+use spipe_plan::{Plan, Stage, System, Weights, uses_drives};
 use std::time::{Duration, Instant};
 
 /// The least speedup that a choice with more memory must bring to be listed, as a fraction: smaller
@@ -21,14 +21,23 @@ pub struct Choice {
     pub recomputed: usize,
     /// The simulated peak of the GPU's memory.
     pub peak: Bytes,
+    /// The simulated iteration.
     pub iteration: SimTime,
 }
 
 /// The choices that no other beats in both memory and time, in ascending order of memory.
 pub struct Front {
+    /// The choices.
     pub choices: Vec<Choice>,
     /// The number of choices that were compared.
     pub compared: usize,
+}
+
+/// Whether a plan trades memory for time: one of Superpipeline on one GPU that uses no drive.
+pub fn trades_memory(plan: &Plan) -> bool {
+    let placement = plan.placement();
+    let applies = placement.system == System::Superpipeline && placement.devices().len() == 1;
+    applies && !uses_drives(&plan.context(), placement)
 }
 
 /// The Pareto front of Superpipeline on the model, machine and workload of `plan`; none if

@@ -1,13 +1,20 @@
 //! Sensitivity: the gain from 10 % more of each resource, found by planning again.
 
-use super::{Evaluator, Found, Request, gap, search};
-use crate::Failure;
+use crate::{
+    error::SearchError,
+    request::Request,
+    search::{
+        found::{End, Found, gap},
+        search,
+    },
+    setting::Setting,
+};
 use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond, ParamsPerSecond, SimTime};
-use spipe_cost::{CostTable, Workload};
+use spipe_cost::Workload;
 use spipe_hardware::{Hardware, HardwareFile};
-use spipe_model::Model;
-use spipe_plan::{Context, Gain, Outcome, Placement, Plan};
+use spipe_plan::{Gain, Outcome, Placement, Plan};
 use spipe_planner::Solution;
+use std::sync::Arc;
 
 /// The enlargement of a resource, as a fraction.
 const MORE: f64 = 0.1;
@@ -75,38 +82,41 @@ fn flops(file: &mut HardwareFile) {
 /// Every plan found on the way is evaluated on all machines. So a gain that is possible without the
 /// resource does not count for it: a plan that is faster on the machine as it is replaces `found`.
 /// The gain is never negative, since a resource need not be used.
-pub fn with_gains(request: &Request<'_>, found: Found) -> Result<Found, Failure> {
+///
+/// # Errors
+/// A larger machine is not valid.
+pub fn with_gains(request: &Request, found: Found) -> Result<Found, SearchError> {
     let larger = RESOURCES.iter().map(|(_, change)| {
         let mut file = request.hardware.file().clone();
         change(&mut file);
-        request.hardware.changed(file)
+        request.hardware.changed(file).map(Arc::new)
     });
-    let larger: Vec<Hardware> = larger.collect::<Result<_, _>>()?;
+    let larger: Vec<Arc<Hardware>> = larger.collect::<Result<_, _>>()?;
     let start = Some(found.solution.placement.clone());
-    let again = |hardware| {
+    let again = |hardware: &Arc<Hardware>| {
+        let hardware = Arc::clone(hardware);
         search(&Request { hardware, start: start.clone(), watch: None, hint: false, ..request.clone() }).ok()
     };
     let plan = |found: &Found| (*found.plan.context().workload(), found.solution.placement.clone());
     let plans: Vec<(Workload, Placement)> =
         std::iter::once(plan(&found)).chain(larger.iter().filter_map(again).map(|found| plan(&found))).collect();
-    let fastest = |hardware: &Hardware| {
-        let iteration =
-            |(workload, placement): &(Workload, Placement)| time((request.model, hardware), workload, placement);
+    let fastest = |hardware: &Arc<Hardware>| {
+        let iteration = |(workload, placement): &(Workload, Placement)| time(request, hardware, workload, placement);
         let timed = plans.iter().enumerate().filter_map(|(index, plan)| Some((iteration(plan)?, index)));
         timed.min()
     };
-    let found = match fastest(request.hardware) {
+    let found = match fastest(&request.hardware) {
         Some((simulated, index)) if simulated < found.solution.simulated => {
             let (workload, placement) = plans[index].clone();
             let bound = found.solution.bound.min(simulated);
             let gap = gap(simulated, bound);
             let solution = Solution { placement, simulated, bound, gap, ..found.solution };
-            Found::new(request, workload, (solution, found.ended, None))?
+            Found::new(request, &request.hardware, workload, End { solution, ended: found.ended, fastest: None })?
         }
         _ => found,
     };
     let before = found.solution.simulated;
-    let gain = |((name, _), hardware): (&Resource, &Hardware)| {
+    let gain = |((name, _), hardware): (&Resource, &Arc<Hardware>)| {
         let after = fastest(hardware).map_or(before, |(time, _)| time.min(before));
         Gain {
             resource: (*name).into(),
@@ -121,8 +131,7 @@ pub fn with_gains(request: &Request<'_>, found: Found) -> Result<Found, Failure>
     Ok(Found { plan, ..found })
 }
 
-/// The simulated iteration of a placement that is accepted and runs.
-fn time((model, hardware): (&Model, &Hardware), workload: &Workload, placement: &Placement) -> Option<SimTime> {
-    let cost = CostTable::new(model, hardware, workload).ok()?;
-    Evaluator::new(Context { model, hardware, cost: &cost }).checked_iteration(placement)
+/// The simulated iteration of a placement that is accepted and runs on a machine.
+fn time(request: &Request, hardware: &Arc<Hardware>, workload: &Workload, placement: &Placement) -> Option<SimTime> {
+    Setting::new(&request.model, hardware, workload).ok()?.evaluator().checked_iteration(placement)
 }

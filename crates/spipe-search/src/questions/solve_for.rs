@@ -1,15 +1,23 @@
-//! `--solve-for`: the largest microbatch, sequence, model, batch or rank for which a plan fits.
+//! The largest microbatch, sequence, model, batch or rank for which a plan fits.
 
-use super::{fits::fits, workloads};
-use crate::{Failure, args::Unknown, input::reads_images};
+use crate::{
+    error::SearchError,
+    request::{
+        spelling::Spelling,
+        workloads::{reads_images, workloads},
+    },
+    search::fits::fits,
+    setting::Setting,
+};
 use spipe_cost::{MOST_TOKENS, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::System;
-use spipe_planner::{Fit, Pins};
+use spipe_planner::{Fit, Options, Pins};
 use std::{
     cell::{Cell, RefCell},
     collections::BTreeMap,
+    sync::Arc,
     time::Duration,
 };
 
@@ -23,20 +31,46 @@ const LARGEST_COUNT: u64 = 4096;
 /// The rank that is tried first: a common one.
 const FIRST_RANK: u64 = 16;
 
+/// A value to solve for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unknown {
+    /// Sequences per microbatch, among the sizes that divide the global batch.
+    Microbatch,
+    /// Tokens per sequence.
+    SeqLen,
+    /// Repeated layers of the model.
+    Layers,
+    /// Sequences per iteration.
+    GlobalBatch,
+    /// The rank of the adapters.
+    Rank,
+}
+
 /// The given values.
-pub struct Question<'a> {
-    pub model: &'a Model,
-    pub hardware: &'a Hardware,
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// The model.
+    pub model: Arc<Model>,
+    /// The machine.
+    pub hardware: Arc<Hardware>,
+    /// The workload, apart from the sizes of microbatches.
     pub template: Workload,
+    /// Sequences per iteration.
     pub global_batch: u64,
-    pub microbatch: &'a str,
-    pub systems: &'a [System],
-    pub pins: &'a Pins,
+    /// Sequences per microbatch, or `auto`.
+    pub microbatch: String,
+    /// The systems that are allowed.
+    pub systems: Vec<System>,
+    /// The pins that the plan must satisfy.
+    pub pins: Pins,
     /// The time limit for one value.
     pub time_limit: Duration,
+    /// The words for settings in messages.
+    pub spelling: Spelling,
 }
 
 /// The answer, with the request that it makes.
+#[derive(Clone, Debug)]
 pub struct Largest {
     /// The value; none if not even the smallest one fits.
     pub value: Option<u64>,
@@ -44,15 +78,21 @@ pub struct Largest {
     pub unlimited: bool,
     /// Whether it is certain that the next value does not fit.
     pub proven: bool,
-    /// The model and the workload with that value.
-    pub model: Model,
+    /// The model with that value.
+    pub model: Arc<Model>,
+    /// The workload with that value.
     pub template: Workload,
+    /// Sequences per iteration.
     pub global_batch: u64,
+    /// Sequences per microbatch, or `auto`.
     pub microbatch: String,
 }
 
 /// The largest value of `unknown` for which a plan fits.
-pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Failure> {
+///
+/// # Errors
+/// The model has no such value, or the request contradicts itself.
+pub fn largest(question: &Question, unknown: Unknown) -> Result<Largest, SearchError> {
     let uncounted = Cell::new(false);
     // The refused values, and whether each refusal is proven.
     let refused = RefCell::new(BTreeMap::new());
@@ -63,7 +103,7 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
             return Ok(false);
         }
         let sizes = workloads(with.template, with.global_batch, &with.microbatch)?;
-        let fit = best_fit(&Question { model: &with.model, ..*question }, &sizes);
+        let fit = best_fit(question, &with.model, &sizes);
         let fits = matches!(fit, Fit::Found(_));
         if !fits {
             refused.borrow_mut().insert(value, fit == Fit::Never);
@@ -72,24 +112,25 @@ pub fn largest(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Fai
     };
     let (value, unlimited) = match unknown {
         Unknown::Microbatch => (divisor((question.global_batch, question.global_batch), fits)?, false),
-        Unknown::SeqLen if reads_images(question.model) => {
+        Unknown::SeqLen if reads_images(&question.model) => {
             let message = format!("`{}` reads images, whose size is its own", question.model.name());
-            return Err(Failure::argument(message, "solve for something else"));
+            return Err(SearchError::request(message, "solve for something else"));
         }
         Unknown::SeqLen => {
             let places = question.model.places();
             let (value, unlimited) = grow(question.template.seq_len, places.unwrap_or(LARGEST), fits)?;
             (value, unlimited && places.is_none())
         }
-        // Pins and `--freeze` number the layers, and a longer model has other numbers.
+        // Pins and frozen layers are numbers of layers, and a longer model has others.
         Unknown::Layers if question.pins.count_layers() || !question.model.frozen().is_empty() => {
             let message = "which layers are pinned or frozen is not known of a model with other layers";
-            return Err(Failure::argument(
+            let (pin, freeze) = (question.spelling.value("pin", "layer"), question.spelling.setting("freeze"));
+            return Err(SearchError::request(
                 message,
-                "leave `--pin layer` and `--freeze` out, or solve for something else",
+                format!("leave {pin} and {freeze} out, or solve for something else"),
             ));
         }
-        Unknown::Layers => grow(repeated(question.model), LARGEST_COUNT, fits)?,
+        Unknown::Layers => grow(repeated(&question.model), LARGEST_COUNT, fits)?,
         Unknown::Rank => {
             let most = question.model.largest_rank();
             (grow(FIRST_RANK.min(most), most, fits)?.0, false)
@@ -121,23 +162,24 @@ fn is_countable(with: &Largest) -> bool {
 }
 
 /// The question with a value for its unknown.
-fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest, Failure> {
+fn with(question: &Question, unknown: Unknown, value: u64) -> Result<Largest, SearchError> {
     let (mut template, mut global_batch) = (question.template, question.global_batch);
     let mut microbatch = question.microbatch.to_owned();
-    let mut model = question.model.clone();
+    let mut model = Arc::clone(&question.model);
     match unknown {
         Unknown::Microbatch => microbatch = value.to_string(),
         Unknown::SeqLen => template.seq_len = value,
         Unknown::Layers => {
-            model = with_layers(question.model, value)?;
-            if let Some(lora) = question.model.lora() {
-                model = model.with_lora(lora)?;
-            }
+            let longer = with_layers(&question.model, value)?;
+            model = Arc::new(match question.model.lora() {
+                Some(lora) => longer.with_lora(lora)?,
+                None => longer,
+            });
         }
         Unknown::GlobalBatch => global_batch = value,
         Unknown::Rank => {
             if let Some(lora) = question.model.lora() {
-                model = question.model.clone().with_lora(&lora.with_rank(value))?;
+                model = Arc::new((*question.model).clone().with_lora(&lora.with_rank(value))?);
             }
         }
     }
@@ -145,11 +187,12 @@ fn with(question: &Question<'_>, unknown: Unknown, value: u64) -> Result<Largest
 }
 
 /// Whether a plan is found for one of several sizes, or none exists for any.
-fn best_fit(question: &Question<'_>, sizes: &[Workload]) -> Fit {
-    let (model, hardware) = (question.model, question.hardware);
+fn best_fit(question: &Question, model: &Arc<Model>, sizes: &[Workload]) -> Fit {
     let mut best = Fit::Never;
     for workload in sizes {
-        match fits((model, hardware), (workload, question.systems, question.pins), question.time_limit) {
+        let Ok(setting) = Setting::new(model, &question.hardware, workload) else { continue };
+        let (pins, time_limit) = (question.pins.clone(), question.time_limit);
+        match fits(&setting, &question.systems, Options { pins, time_limit, ..Options::default() }) {
             Fit::Never => {}
             Fit::NotFound | Fit::Late => best = Fit::NotFound,
             found @ Fit::Found(_) => return found,
@@ -159,7 +202,10 @@ fn best_fit(question: &Question<'_>, sizes: &[Workload]) -> Fit {
 }
 
 /// The largest divisor of `whole`, up to `most`, that fits.
-fn divisor((whole, most): (u64, u64), fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<Option<u64>, Failure> {
+fn divisor(
+    (whole, most): (u64, u64),
+    fits: impl Fn(u64) -> Result<bool, SearchError>,
+) -> Result<Option<u64>, SearchError> {
     for size in (1..=whole.min(most)).rev().filter(|size| whole.is_multiple_of(*size)) {
         if fits(size)? {
             return Ok(Some(size));
@@ -170,7 +216,11 @@ fn divisor((whole, most): (u64, u64), fits: impl Fn(u64) -> Result<bool, Failure
 
 /// The largest value up to `most` that fits, by doubling and bisection, and whether that is `most`
 /// itself. Larger values must need more.
-fn grow(start: u64, most: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<(Option<u64>, bool), Failure> {
+fn grow(
+    start: u64,
+    most: u64,
+    fits: impl Fn(u64) -> Result<bool, SearchError>,
+) -> Result<(Option<u64>, bool), SearchError> {
     let (mut low, mut high) = (0, start.clamp(1, most));
     while fits(high)? {
         if high == most {
@@ -191,7 +241,11 @@ fn grow(start: u64, most: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> R
 
 /// The same for values where a larger multiple of `step` needs more, but not every larger value:
 /// GPUs that share a batch need a multiple of their number.
-fn steps(most: u64, step: u64, fits: impl Fn(u64) -> Result<bool, Failure>) -> Result<(Option<u64>, bool), Failure> {
+fn steps(
+    most: u64,
+    step: u64,
+    fits: impl Fn(u64) -> Result<bool, SearchError>,
+) -> Result<(Option<u64>, bool), SearchError> {
     let last = most / step;
     for value in [most, last * step].into_iter().filter(|value| *value > 0) {
         if fits(value)? {
@@ -227,8 +281,8 @@ fn repeated(model: &Model) -> u64 {
     }
 }
 
-fn table(model: &Model) -> Result<toml::Table, Failure> {
-    model.to_toml().parse().map_err(|error| Failure::Bug(format!("a model does not read back: {error}")))
+fn table(model: &Model) -> Result<toml::Table, SearchError> {
+    model.to_toml().parse().map_err(|error| SearchError::Bug(format!("a model does not read back: {error}")))
 }
 
 /// The repetitions of each measured layer.
@@ -238,7 +292,7 @@ fn counts(table: &toml::Table) -> Vec<u64> {
 }
 
 /// `model` with another number of its repeated layers.
-fn with_layers(model: &Model, count: u64) -> Result<Model, Failure> {
+fn with_layers(model: &Model, count: u64) -> Result<Model, SearchError> {
     let mut table = table(model)?;
     let count = toml::Value::Integer(count as i64);
     let counts = counts(&table);
@@ -252,9 +306,10 @@ fn with_layers(model: &Model, count: u64) -> Result<Model, Failure> {
         table.insert("layers".into(), count);
     } else {
         let name = model.name();
-        return Err(Failure::argument(format!("`{name}` has no layers that repeat"), "solve for something else"));
+        return Err(SearchError::request(format!("`{name}` has no layers that repeat"), "solve for something else"));
     }
-    let text = toml::to_string(&table).map_err(|error| Failure::Bug(format!("a model cannot be written: {error}")))?;
+    let text =
+        toml::to_string(&table).map_err(|error| SearchError::Bug(format!("a model cannot be written: {error}")))?;
     Ok(Model::from_toml(&format!("{}.toml", model.name()), &text)?)
 }
 

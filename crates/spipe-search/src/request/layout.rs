@@ -1,71 +1,101 @@
-//! `--layout`: the stages of a pipeline in Megatron's notation, as a condition on the plan.
+//! The stages of a pipeline in Megatron's notation, as a condition on the plan beside the pins.
 
 use super::{
-    pins::{self, Pinned},
-    systems,
-    task::Task,
-    training,
+    pins::{self, Pinned, Words},
+    spelling::Spelling,
+    systems::{self, systems},
 };
-use crate::{Failure, args, output};
+use crate::error::SearchError;
 use spipe_base::{DeviceId, Diagnostic, LayerRange};
+use spipe_cost::Workload;
+use spipe_hardware::Hardware;
+use spipe_model::Model;
 use spipe_plan::{Dealing, Family, Layout, LayoutPart, System};
 use spipe_planner::{Named, Pin};
 
-/// The name of the option in messages.
-const OPTION: &str = "--layout";
-
-/// The conditions of a command line, and the systems that they leave.
-pub fn conditions(what: &args::Plan, task: &Task) -> Result<(Pinned, Vec<System>), Failure> {
-    let whose = (&task.model, &task.hardware, task.template.mode);
-    let Some(text) = &what.layout else {
-        let pinned = pins::read(&what.pin, (&what.system, &what.microbatch), whose)?;
-        let systems = systems(&pinned.system)?;
-        let systems = training::systems(systems, &task.template, pinned.system.trim() == "auto")?;
-        return Ok((pinned, systems));
-    };
-    let devices = devices(what, task)?;
-    let layout = Layout::read(OPTION, text).map_err(|fault| Failure::Arguments(fault.into()))?;
-    let layers = layout.layers(&task.model, devices.len()).map_err(Failure::Arguments)?;
-    let on = |(stage, layers): (usize, LayerRange)| (devices[stage % devices.len()].index(), layers);
-    let stages = layers.into_iter().enumerate().map(on).collect();
-    let pin = Named { words: format!("{OPTION} {text}"), pin: Pin::Stages(stages) };
-    let pinned = pins::read_beside(Some(pin), &what.pin, (&what.system, &what.microbatch), whose)?;
-    let system = system(&pinned.system, layout.len() / devices.len())?;
-    let systems = training::systems(vec![system], &task.template, false)?;
-    if layout.count(LayoutPart::Prediction) > 0 {
-        let message =
-            "modules that predict further tokens (`m`) are not planned: their stage has its other layers alone";
-        output::talk(&Diagnostic::warning(message).to_string());
-    }
-    Ok((pinned, systems))
+/// The conditions of a request, in words.
+#[derive(Clone, Copy, Debug)]
+pub struct Conditions<'a> {
+    /// The stages in Megatron's notation.
+    pub layout: Option<&'a str>,
+    /// Pins, systems, and the size of microbatches.
+    pub words: Words<'a>,
+    /// The devices of the stages by name, in their order; the machine's GPUs if there are none.
+    pub devices: &'a [String],
 }
 
-/// The devices of the stages, in the order of `--devices`, or the machine's GPUs.
-fn devices(what: &args::Plan, task: &Task) -> Result<Vec<DeviceId>, Failure> {
-    let all = task.hardware.devices();
+/// The conditions that were read, and the systems that they leave.
+#[derive(Debug)]
+pub struct Chosen {
+    /// The conditions.
+    pub pinned: Pinned,
+    /// The systems.
+    pub systems: Vec<System>,
+    /// A warning about parts of a layout that are not planned.
+    pub warning: Option<Diagnostic>,
+}
+
+/// Reads the conditions of a request for this model, machine and workload.
+///
+/// # Errors
+/// The faults of the words, and conditions that no system satisfies.
+pub fn conditions(
+    asked: &Conditions<'_>,
+    (model, hardware): (&Model, &Hardware),
+    template: &Workload,
+    spelling: Spelling,
+) -> Result<Chosen, SearchError> {
+    let whose = (model, hardware, template.mode);
+    let Some(text) = asked.layout else {
+        let pinned = pins::read(None, asked.words, whose, spelling)?;
+        let auto = pinned.system.trim() == "auto";
+        let systems = systems::that_run(systems(&pinned.system)?, template, auto, spelling)?;
+        return Ok(Chosen { pinned, systems, warning: None });
+    };
+    let devices = devices(asked.devices, hardware, spelling)?;
+    let layout =
+        Layout::read(&spelling.bare("layout", ""), text).map_err(|fault| SearchError::Request(fault.into()))?;
+    let layers = layout.layers(model, devices.len()).map_err(SearchError::Request)?;
+    let on = |(stage, layers): (usize, LayerRange)| (devices[stage % devices.len()].index(), layers);
+    let stages = layers.into_iter().enumerate().map(on).collect();
+    let pin = Named { words: spelling.bare("layout", text), pin: Pin::Stages(stages) };
+    let pinned = pins::read(Some(pin), asked.words, whose, spelling)?;
+    let system = system(&pinned.system, layout.len() / devices.len(), spelling)?;
+    let systems = systems::that_run(vec![system], template, false, spelling)?;
+    let message = "modules that predict further tokens (`m`) are not planned: their stage has its other layers alone";
+    let warning = (layout.count(LayoutPart::Prediction) > 0).then(|| Diagnostic::warning(message));
+    Ok(Chosen { pinned, systems, warning })
+}
+
+/// The devices of the stages, in the order of their names, or the machine's GPUs.
+fn devices(names: &[String], hardware: &Hardware, spelling: Spelling) -> Result<Vec<DeviceId>, SearchError> {
     let mut devices: Vec<DeviceId> = Vec::new();
-    if what.devices.is_empty() {
-        devices.extend(all.enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id));
+    if names.is_empty() {
+        devices.extend(hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id));
     }
-    for device in args::Devices::names(&what.devices).iter().filter_map(|name| task.hardware.device(name)) {
+    for device in names.iter().filter_map(|name| hardware.device(name)) {
         if !devices.contains(&device) {
             devices.push(device);
         }
     }
     if devices.is_empty() {
-        let message = format!("`{}` has no GPU for the stages of the layout", task.hardware.name());
-        return Err(Failure::argument(message, "name the devices of the stages in `--devices`"));
+        let message = format!("`{}` has no GPU for the stages of the layout", hardware.name());
+        let hint = format!("name the devices of the stages in {}", spelling.setting("devices"));
+        return Err(SearchError::request(message, hint));
     }
     Ok(devices)
 }
 
 /// The system for this many stages per device: Megatron's own, unless another one is named.
-fn system(given: &str, chunks: usize) -> Result<System, Failure> {
+fn system(given: &str, chunks: usize, spelling: Spelling) -> Result<System, SearchError> {
     let own = if chunks == 1 { System::OneForwardOneBackward } else { System::Interleaved };
     let system = match systems(given)?.as_slice() {
         _ if given.trim() == "auto" => own,
         [one] => *one,
-        _ => return Err(Failure::argument("`--layout` has the stages of one system", "name one in `--system`")),
+        _ => {
+            let message = format!("{} has the stages of one system", spelling.setting("layout"));
+            return Err(SearchError::request(message, format!("name one in {}", spelling.setting("system"))));
+        }
     };
     let offloads = matches!(system, System::PoH | System::PoF) || system.steps_on_host();
     let suits = match system.dealing() {
@@ -81,5 +111,5 @@ fn system(given: &str, chunks: usize) -> Result<System, Failure> {
         "the layout has {chunks} {} on each device, round-robin, which system `{system}` does not run",
         if chunks == 1 { "stage" } else { "stages" }
     );
-    Err(Failure::argument(message, format!("use `--system {own}`, or leave it out")))
+    Err(SearchError::request(message, format!("use {}, or leave it out", spelling.value("system", own))))
 }

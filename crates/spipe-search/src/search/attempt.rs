@@ -1,19 +1,20 @@
-//! The search over the sizes of microbatches.
+//! The search over the sizes of microbatches, without remedies.
 
 use super::{
-    Ended, Evaluator, Found, OnDrives, Request, by_layer,
-    drives::{self, Moved, RefusedOnDrives},
-    gap, readable, refusal, remedies,
+    by_layer,
+    drives::{self, Moved, OnDrives, RefusedOnDrives},
+    found::{End, Ended, Found, gap},
+    readable, refusal,
     sizes::{ROUNDING, Sizes},
-    watch::Watched,
+    watched::Watched,
 };
-use crate::Failure;
+use crate::{error::SearchError, request::Request, setting::Setting};
 use spipe_base::SimTime;
-use spipe_cost::{CostTable, Workload};
+use spipe_cost::Workload;
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
 use spipe_planner::{Claim, Effort, Options, PlanError, Planner, Problem, Solution};
 use std::{
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -47,98 +48,98 @@ const FASTEST: u32 = 3;
 ///
 /// Where no plan fits the memories, and the machine has drives, optimizer state may be on them.
 /// Activations are on drives that are named only.
-pub fn search(request: &Request<'_>) -> Result<Found, Failure> {
-    let named = request.drive_for;
+pub fn attempt(request: &Request) -> Result<Found, Unsuccessful> {
+    let (named, spelling) = (request.drive_for, request.spelling);
     let refused = if named.is_none() {
-        match in_memory(request) {
-            Ok(found) => return Ok(found),
-            Err(Unsuccessful::Failed(failure)) => return Err(failure),
+        match in_memory(request, None) {
             Err(Unsuccessful::Refused(refused)) => refused,
+            done => return done,
         }
     } else {
-        Refused { error: refusal::no_drive(named), left: request.time_limit, settled: false }
+        Refused { error: refusal::no_drive(named, spelling), left: request.time_limit, settled: false }
     };
     let systems: Vec<System> = request.systems.iter().copied().filter(|system| named.suits(*system)).collect();
-    if let Some(roomy) = drives::roomy(request, named).filter(|_| !systems.is_empty()) {
-        let refused = RefusedOnDrives::default();
-        let on_drives = Some(OnDrives { machine: request.hardware, named, refused: &refused });
-        match in_memory(&Request { hardware: &roomy, systems, on_drives, start: None, ..request.clone() }) {
-            Ok(found) => return Ok(found),
-            Err(Unsuccessful::Failed(failure)) => return Err(failure),
-            Err(Unsuccessful::Refused(Refused { error, left, settled })) if !named.is_none() => {
-                let error = refused.closest().unwrap_or_else(|| match error {
-                    error if settled => refusal::with_room(error, (request.hardware, named)),
-                    error @ PlanError::Infeasible { .. } => error,
-                    _ => refusal::no_drive(named),
-                });
-                // Remedies are sought without drives, and know nothing of what is missing with them.
-                let of_no_memory = matches!(error, PlanError::Infeasible { missing: None, certain: true, .. });
-                return Err(if of_no_memory {
-                    remedies::refusal(request, &error, left)
-                } else {
-                    refusal::failure(&error)
-                });
-            }
-            Err(Unsuccessful::Refused(_)) => {}
+    let Some(roomy) = drives::roomy(request).filter(|_| !systems.is_empty()) else {
+        return Err(Unsuccessful::Refused(refused));
+    };
+    let closest = RefusedOnDrives::default();
+    let on_drives = OnDrives { machine: &request.hardware, named, refused: &closest };
+    let roomy = Request { hardware: Arc::new(roomy), systems, start: None, ..request.clone() };
+    match in_memory(&roomy, Some(on_drives)) {
+        Err(Unsuccessful::Refused(Refused { error, left, settled })) if !named.is_none() => {
+            let error = closest.closest().unwrap_or_else(|| match error {
+                error if settled => refusal::with_room(error, &request.hardware, named),
+                error @ PlanError::Infeasible { .. } => error,
+                _ => refusal::no_drive(named, spelling),
+            });
+            // Remedies are sought without drives, and know nothing of what is missing with them.
+            let of_no_memory = matches!(error, PlanError::Infeasible { missing: None, certain: true, .. });
+            Err(if of_no_memory {
+                Unsuccessful::Refused(Refused { error, left, settled: false })
+            } else {
+                refusal::failure(&error, spelling).into()
+            })
         }
+        Err(Unsuccessful::Refused(_)) => Err(Unsuccessful::Refused(refused)),
+        done => done,
     }
-    let Refused { error, left, settled } = refused;
-    Err(if settled { remedies::settled(request, &error) } else { remedies::refusal(request, &error, left) })
 }
 
 /// Why a search has no plan.
-enum Unsuccessful {
+pub enum Unsuccessful {
+    /// No plan satisfies the request.
     Refused(Refused),
-    Failed(Failure),
+    /// The search failed, or was stopped.
+    Failed(SearchError),
 }
 
 /// A request that no plan satisfies.
-struct Refused {
-    error: PlanError,
+pub struct Refused {
+    pub error: PlanError,
     /// The time that is left for remedies.
-    left: Duration,
+    pub left: Duration,
     /// Whether a sum settles it.
-    settled: bool,
+    pub settled: bool,
 }
 
-impl From<Failure> for Unsuccessful {
-    fn from(failure: Failure) -> Self {
-        Self::Failed(failure)
+impl From<SearchError> for Unsuccessful {
+    fn from(error: SearchError) -> Self {
+        Self::Failed(error)
     }
 }
 
 /// The plan with the fastest simulated iteration among those that the machine's memories hold.
-fn in_memory(request: &Request<'_>) -> Result<Found, Unsuccessful> {
-    let mut search =
-        Search { request, planner: planner(request.planner)?, start: Instant::now(), sizes: Sizes::default() };
+fn in_memory(request: &Request, on_drives: Option<OnDrives<'_>>) -> Result<Found, Unsuccessful> {
+    let planner = planner(&request.planner)?;
+    let mut search = Search { request, on_drives, planner, start: Instant::now(), sizes: Sizes::default() };
     if let Err(error) = enough_in_total(request) {
         return Err(Unsuccessful::Refused(Refused { error, left: search.left(), settled: true }));
     }
     if !request.systems.iter().any(|system| request.pins.suit(*system)) {
-        return Err(Unsuccessful::Refused(Refused { error: no_pinned(), left: search.left(), settled: false }));
+        return Err(Unsuccessful::Refused(Refused { error: no_pinned(request), left: search.left(), settled: false }));
     }
     if let Some(fault) = refusal::nowhere_to_offload(request) {
-        return Err(Failure::Infeasible(fault).into());
+        return Err(SearchError::Infeasible(fault).into());
     }
-    search.all_sizes()?;
+    search.all_sizes().map_err(|error| refusal::failure(&error, request.spelling))?;
     search.sizes.keep_start(request);
     search.conclude()
 }
 
 /// Refuses at once a model that all memories of the machine together cannot hold.
-fn enough_in_total(request: &Request<'_>) -> Result<(), PlanError> {
+fn enough_in_total(request: &Request) -> Result<(), PlanError> {
     for workload in request.workloads.iter().take(1) {
         // A model without times is refused later.
-        let Ok(cost) = CostTable::new(request.model, request.hardware, workload) else { continue };
-        let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-        spipe_planner::enough_in_total(&context)?;
+        let Ok(setting) = Setting::new(&request.model, &request.hardware, workload) else { continue };
+        spipe_planner::enough_in_total(&setting.context())?;
     }
     Ok(())
 }
 
 /// A running search.
 struct Search<'a> {
-    request: &'a Request<'a>,
+    request: &'a Request,
+    on_drives: Option<OnDrives<'a>>,
     planner: &'static Planner,
     start: Instant,
     sizes: Sizes,
@@ -156,7 +157,7 @@ impl Search<'_> {
         self.request.stop.load(Ordering::Relaxed)
     }
 
-    fn all_sizes(&mut self) -> Result<(), Failure> {
+    fn all_sizes(&mut self) -> Result<(), PlanError> {
         let (workloads, given) = (&self.request.workloads, self.request.start.as_ref());
         if let Some(effort) = self.request.effort {
             return self.with_effort(effort);
@@ -193,11 +194,11 @@ impl Search<'_> {
     /// Searches the sizes at an effort, the one with the least compute time first, and skips those that are not
     /// faster than the best plan by more than the gap even if they only compute. At low effort, local search
     /// starts from the fastest plan alone.
-    fn with_effort(&mut self, effort: Effort) -> Result<(), Failure> {
+    fn with_effort(&mut self, effort: Effort) -> Result<(), PlanError> {
         let request = self.request;
         let bound = |workload: &Workload| {
-            CostTable::new(request.model, request.hardware, workload)
-                .map_or(SimTime::ZERO, |table| spipe_cost::least_iteration(&table, request.hardware))
+            Setting::new(&request.model, &request.hardware, workload)
+                .map_or(SimTime::ZERO, |setting| spipe_cost::least_iteration(setting.table(), setting.hardware()))
         };
         let mut order: Vec<(SimTime, Workload)> =
             request.workloads.iter().map(|workload| (bound(workload), *workload)).collect();
@@ -239,7 +240,7 @@ impl Search<'_> {
         workload: Workload,
         limits: (Duration, Option<Effort>),
         start: Option<&Placement>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), PlanError> {
         let options = self.options(limits, start);
         self.size_with(workload, options)
     }
@@ -258,11 +259,11 @@ impl Search<'_> {
         }
     }
 
-    fn size_with(&mut self, workload: Workload, options: Options) -> Result<(), Failure> {
+    fn size_with(&mut self, workload: Workload, options: Options) -> Result<(), PlanError> {
         let partial = options.effort.is_some() && self.request.effort.is_none();
-        let found = one_size(self.request, self.planner, &workload, options);
+        let found = self.one_size(&workload, options);
         self.sizes.take((workload, partial), found)?;
-        if let Some(watch) = self.request.watch.filter(|_| self.sizes.are(self.request.workloads.len())) {
+        if let Some(watch) = self.request.watch.as_ref().filter(|_| self.sizes.are(self.request.workloads.len())) {
             watch.bound(self.sizes.bound());
         }
         Ok(())
@@ -272,21 +273,7 @@ impl Search<'_> {
     fn conclude(self) -> Result<Found, Unsuccessful> {
         let (request, left) = (self.request, self.left());
         let Sizes { best, .. } = &self.sizes;
-        let Some((workload, solution)) = best else {
-            let refused = |error| Unsuccessful::Refused(Refused { error, left, settled: false });
-            return Err(match self.sizes.refusal() {
-                None => Failure::Bug("a search without sizes of microbatches".into()).into(),
-                Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => refused(error),
-                Some(PlanError::NoSystem) if !request.pins.is_empty() => refused(no_pinned()),
-                Some(PlanError::StoppedWithoutPlan { examined }) if !request.drive_for.is_none() => {
-                    let closest = request.on_drives.and_then(|on| on.refused.closest());
-                    closest
-                        .map_or_else(|| refusal::stopped(request.drive_for, examined), |error| refusal::failure(&error))
-                        .into()
-                }
-                Some(error) => refusal::failure(&error).into(),
-            });
-        };
+        let Some((workload, solution)) = best else { return Err(self.refusal(left)) };
         let (workload, mut solution) = (*workload, solution.clone());
         // A bound of all systems at this size, perhaps from another search, is one of each system.
         let of_size = self.sizes.bound_of(workload.microbatch);
@@ -312,88 +299,97 @@ impl Search<'_> {
             Ended::Interrupted | Ended::Limit(_) => OutcomeStatus::Stopped,
             Ended::Exhausted | Ended::Effort(_) => OutcomeStatus::Feasible,
         };
-        if request.on_drives.is_some() {
-            return Ok(Found::new(request, workload, (solution, ended, None))?);
+        if let Some(on_drives) = self.on_drives {
+            return Ok(Found::new(request, on_drives.machine, workload, End { solution, ended, fastest: None })?);
         }
         // A heuristic's plan is given as it is.
         let chooses = self.planner.claim == Claim::OptimalWithinGap;
-        let Some(watch) = request.watch.filter(|_| chooses) else {
-            let found = (solution.simulated, solution.placement);
-            (solution.simulated, solution.placement) = by_layer::least_memory(request, &workload, found);
-            solution.gap = gap(solution.simulated, solution.bound);
-            return Ok(Found::new(request, workload, (solution, ended, None))?);
-        };
-        let fastest = solution.simulated;
-        let limits = (self.sizes.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
-        let (workload, simulated, placement) =
-            readable::easiest((request, watch), (workload, &solution.placement, fastest), limits);
-        let (simulated, placement) = by_layer::least_memory(request, &workload, (simulated, placement));
+        let (fastest, mut seen) = (solution.simulated, (solution.simulated, workload, solution.placement.clone()));
+        let watch = request.watch.as_ref().filter(|_| chooses);
+        if let Some(watch) = watch {
+            let limits = (self.sizes.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
+            seen = readable::easiest(request, watch, seen, limits);
+        }
+        let (simulated, workload, placement) = by_layer::least_memory(request, seen);
         solution.gap = gap(simulated, solution.bound);
         (solution.simulated, solution.placement) = (simulated, placement);
-        let fastest = Some(fastest).filter(|fastest| *fastest < simulated);
-        Ok(Found::new(request, workload, (solution, ended, fastest))?)
+        let fastest = Some(fastest).filter(|fastest| watch.is_some() && *fastest < simulated);
+        Ok(Found::new(request, &request.hardware, workload, End { solution, ended, fastest })?)
+    }
+
+    /// Why no size has a plan, with the time `left`.
+    fn refusal(&self, left: Duration) -> Unsuccessful {
+        let request = self.request;
+        let refused = |error| Unsuccessful::Refused(Refused { error, left, settled: false });
+        match self.sizes.refusal() {
+            None => SearchError::Bug("a search without sizes of microbatches".into()).into(),
+            Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => refused(error),
+            Some(PlanError::NoSystem) if !request.pins.is_empty() => refused(no_pinned(request)),
+            Some(PlanError::StoppedWithoutPlan { examined }) if !request.drive_for.is_none() => {
+                let closest = self.on_drives.and_then(|on| on.refused.closest());
+                let stopped = || refusal::stopped(request, examined);
+                closest.map_or_else(stopped, |error| refusal::failure(&error, request.spelling)).into()
+            }
+            Some(error) => refusal::failure(&error, request.spelling).into(),
+        }
+    }
+
+    fn one_size(&self, workload: &Workload, options: Options) -> Result<Solution, PlanError> {
+        let request = self.request;
+        let setting = |hardware| {
+            Setting::new(&request.model, hardware, workload).map_err(|error| PlanError::Infeasible {
+                reason: error.to_string(),
+                hint: "add its times for one of the devices to the model file".into(),
+                missing: None,
+                certain: true,
+            })
+        };
+        let (searched, watch) = (setting(&request.hardware)?, request.watch.as_deref());
+        let Some(OnDrives { machine, named, refused }) = self.on_drives else {
+            let evaluator = Watched { evaluator: searched.evaluator(), watch, workload: *workload };
+            return self.solved(searched.context(), options, &evaluator);
+        };
+        let real = setting(machine)?;
+        let moved = Moved { evaluator: real.evaluator(), named, refused, watch, workload: *workload };
+        let found = self.solved(searched.context(), options, &moved)?;
+        match moved.placement(&found.placement) {
+            Some(placement) => Ok(Solution { placement, ..found }),
+            None => Err(refused.closest().unwrap_or_else(|| refusal::no_drive(named, request.spelling))),
+        }
+    }
+
+    fn solved(
+        &self,
+        context: Context<'_>,
+        options: Options,
+        evaluator: &dyn spipe_planner::Evaluator,
+    ) -> Result<Solution, PlanError> {
+        let (request, planner) = (self.request, self.planner);
+        let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
+        let problem = Problem { context, systems, options, evaluator, stop: &request.stop };
+        if request.pins.given_stages().is_some() {
+            spipe_planner::plan_stages(&problem)
+        } else if planner.claim == Claim::OptimalWithinGap {
+            spipe_planner::plan_all(&problem, planner)
+        } else {
+            planner.plan(&problem)
+        }
     }
 }
 
 /// The refusal of pins that no allowed system can satisfy, with any amount of memory.
-fn no_pinned() -> PlanError {
+fn no_pinned(request: &Request) -> PlanError {
     PlanError::Infeasible {
         reason: "no placement of the allowed systems satisfies all pins".into(),
-        hint: "drop a pin, or use `--system auto`".into(),
+        hint: format!("drop a pin, or use {}", request.spelling.value("system", "auto")),
         missing: None,
         certain: true,
     }
 }
 
-fn planner(name: &str) -> Result<&'static Planner, Failure> {
+fn planner(name: &str) -> Result<&'static Planner, SearchError> {
     spipe_planner::planner(name).ok_or_else(|| {
         let names = spipe_planner::PLANNERS.each_ref().map(|planner| planner.name).join(", ");
-        Failure::argument(format!("there is no planner `{name}`"), format!("use one of {names}"))
+        SearchError::request(format!("there is no planner `{name}`"), format!("use one of {names}"))
     })
-}
-
-fn one_size(
-    request: &Request<'_>,
-    planner: &Planner,
-    workload: &Workload,
-    options: Options,
-) -> Result<Solution, PlanError> {
-    let table = |hardware| {
-        CostTable::new(request.model, hardware, workload).map_err(|error| PlanError::Infeasible {
-            reason: error.to_string(),
-            hint: "add its times for one of the devices to the model file".into(),
-            missing: None,
-            certain: true,
-        })
-    };
-    let cost = table(request.hardware)?;
-    let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-    let Some(OnDrives { machine, named, refused }) = request.on_drives else {
-        let evaluator = Watched { evaluator: Evaluator::new(context), watch: request.watch, workload: *workload };
-        return solved((request, planner), context, (options, &evaluator));
-    };
-    let cost = table(machine)?;
-    let evaluator = Evaluator::new(Context { model: request.model, hardware: machine, cost: &cost });
-    let moved = Moved { evaluator, named, refused, watch: request.watch, workload: *workload };
-    let found = solved((request, planner), context, (options, &moved))?;
-    match moved.placement(&found.placement) {
-        Some(placement) => Ok(Solution { placement, ..found }),
-        None => Err(refused.closest().unwrap_or_else(|| refusal::no_drive(named))),
-    }
-}
-
-fn solved(
-    (request, planner): (&Request<'_>, &Planner),
-    context: Context<'_>,
-    (options, evaluator): (Options, &dyn spipe_planner::Evaluator),
-) -> Result<Solution, PlanError> {
-    let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
-    let problem = Problem { context, systems, options, evaluator, stop: request.stop };
-    if request.pins.given_stages().is_some() {
-        spipe_planner::plan_stages(&problem)
-    } else if planner.claim == Claim::OptimalWithinGap {
-        spipe_planner::plan_all(&problem, planner)
-    } else {
-        planner.plan(&problem)
-    }
 }

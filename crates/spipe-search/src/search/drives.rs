@@ -7,47 +7,26 @@
 //!
 //! The bound of the search holds: a plan is no faster for what is on a drive.
 
-use super::{Evaluator, Request, Watch, sizes::missing};
+use super::refusal::missing;
+use crate::{
+    evaluator::Evaluator,
+    request::{Request, drives::DriveFor, watch::Watch},
+    setting::Setting,
+};
 use spipe_base::{Bytes, MemoryId, SimTime};
-use spipe_cost::{CostTable, LayerMemory, Mode, Workload};
+use spipe_cost::{LayerMemory, Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
 use spipe_plan::{
-    Family, Placement, System, check, with_activations_on, with_all_states_on_drives, with_parameters_on,
-    with_states_on_drives,
+    Placement, check, with_activations_on, with_all_states_on_drives, with_parameters_on, with_states_on_drives,
 };
 use spipe_planner::{PlanError, refusal_of};
-use std::sync::{Mutex, PoisonError};
-
-/// The drives that a request names.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DriveFor {
-    /// The drive for all parameters that are streamed; without it, they are in DRAM.
-    pub parameters: Option<MemoryId>,
-    /// The drive for all state that hosts step; without it, drives hold what DRAM does not.
-    pub state: Option<MemoryId>,
-    /// The drive for all activations that GPUs offload; without it, they are in DRAM.
-    pub activations: Option<MemoryId>,
-}
-
-impl DriveFor {
-    /// Whether a system may use the drives that are named: parameters are streamed, and pipelines offload
-    /// activations.
-    pub const fn suits(self, system: System) -> bool {
-        (self.parameters.is_none() || system.streams_from_drives())
-            && (self.activations.is_none() || matches!(system.family(), Family::Pipeline))
-    }
-
-    /// Whether none is named.
-    pub const fn is_none(self) -> bool {
-        self.parameters.is_none() && self.state.is_none() && self.activations.is_none()
-    }
-}
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The machine of a search for plans with state or activations on drives.
 #[derive(Clone, Copy)]
 pub struct OnDrives<'a> {
     /// The machine as it is.
-    pub machine: &'a Hardware,
+    pub machine: &'a Arc<Hardware>,
     /// The drives that are named.
     pub named: DriveFor,
     /// The refusals of placements that use them.
@@ -76,8 +55,8 @@ impl RefusedOnDrives {
 
 /// The machine with the room of its drives in its DRAMs, as far as optimizer state, and parameters and
 /// activations for which a drive is named, can fill it. `None` without drives that may be used, and in inference.
-pub fn roomy(request: &Request<'_>, named: DriveFor) -> Option<Hardware> {
-    let (hardware, workload) = (request.hardware, request.workloads.first()?);
+pub fn roomy(request: &Request) -> Option<Hardware> {
+    let (hardware, named, workload) = (&request.hardware, request.drive_for, request.workloads.first()?);
     let of_kind = |kind| hardware.memories().enumerate().filter(move |(_, memory)| memory.kind == kind);
     let more = [named.parameters, named.activations];
     let allowed = |id: MemoryId| named.state.is_none_or(|on| on == id) || more.contains(&Some(id));
@@ -87,7 +66,8 @@ pub fn roomy(request: &Request<'_>, named: DriveFor) -> Option<Hardware> {
     if !request.drives || idle || room == Bytes::ZERO {
         return None;
     }
-    let cost = CostTable::new(request.model, hardware, workload).ok()?;
+    let setting = Setting::new(&request.model, hardware, workload).ok()?;
+    let cost = setting.table();
     let devices: Vec<_> = cost.devices().collect();
     let microbatches = if named.activations.is_some() { workload.microbatches } else { 0 };
     let streamed = u64::from(named.parameters.is_some());
@@ -96,7 +76,7 @@ pub fn roomy(request: &Request<'_>, named: DriveFor) -> Option<Hardware> {
     let room = room.min(cost.layers().map(most).sum());
     let drams: Vec<_> = of_kind(MemoryKind::Dram).filter(|(_, memory)| memory.pageable_view_of.is_none()).collect();
     let usable: Bytes = drams.iter().map(|(_, memory)| memory.usable()).sum();
-    let mut roomy = hardware.clone();
+    let mut roomy = (**hardware).clone();
     for (id, dram) in drams.iter().filter(|(_, dram)| dram.usable() > Bytes::ZERO) {
         // Runtime and head-room take a share of what is added, too.
         let share = room.as_f64() * dram.capacity.as_f64() / usable.as_f64().max(1.0);

@@ -33,8 +33,7 @@ pub fn easiest(
     let pins = request.pins.clone();
     let options = Options { time_limit, effort: request.effort, pins, ..Options::default() };
     let systems = request.systems.clone();
-    let problem =
-        Problem { context: setting.context(), systems, options, evaluator: &evaluator, stop: &request.stop };
+    let problem = Problem { context: setting.context(), systems, options, evaluator: &evaluator, stop: &request.stop };
     let (simulated, placement) = readable(&problem, (simulated, placement), most);
     (simulated, workload, placement)
 }

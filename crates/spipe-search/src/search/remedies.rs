@@ -5,35 +5,44 @@
 //! hint: give `gpu0` 3.1 GiB more, or `dram0` 12.0 GiB more, or use a microbatch of at most 4
 //! ```
 
-use super::{Request, fits::fits, refusal, search};
-use crate::Failure;
+use super::{attempt::attempt, fits::fits, refusal};
+use crate::{
+    error::SearchError,
+    request::{Request, spelling::Spelling},
+    setting::Setting,
+};
 use spipe_base::{Bytes, Diagnostic, MemoryId};
 use spipe_cost::{Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
 use spipe_plan::System;
-use spipe_planner::{Effort, Fit, Pins, PlanError, Refused, Remedy, listed, remedies};
-use std::time::{Duration, Instant};
+use spipe_planner::{Effort, Fit, Options, Pins, PlanError, Refused, Remedy, listed, remedies};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 /// The most time for remedies, beside that for the plan of the one to recommend.
 const MOST: Duration = Duration::from_secs(1);
 
 /// The refusal of `request`, with the remedies that can be found within `limit`, if it asks for
 /// such. The first is the option with the fastest plan, with that plan's time.
-pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Failure {
+pub fn refusal(request: &Request, error: &PlanError, limit: Duration) -> SearchError {
     if !request.hint {
-        return Failure::Infeasible(Diagnostic::error(error.to_string()));
+        return SearchError::Infeasible(Diagnostic::error(error.to_string()));
     }
     if request.pins.given_stages().is_some() {
-        return refusal::failure(error);
+        return refusal::failure(error, request.spelling);
     }
-    let (hardware, until) = (request.hardware, Instant::now() + limit.min(MOST));
+    let (hardware, until) = (&request.hardware, Instant::now() + limit.min(MOST));
     let decided = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
         let left = until.saturating_duration_since(Instant::now());
-        let case = (request.model, hardware);
         if left.is_zero() {
             return None;
         }
-        match fits(case, (workload, systems, pins), left) {
+        let Ok(setting) = Setting::new(&request.model, &shared(request, hardware), workload) else {
+            return Some(false);
+        };
+        match fits(&setting, systems, Options { pins: pins.clone(), time_limit: left, ..Options::default() }) {
             Fit::Found(_) => Some(true),
             Fit::Never | Fit::NotFound => Some(false),
             // A remedy is only reported where a smaller one is certain not to help.
@@ -55,58 +64,66 @@ pub fn refusal(request: &Request<'_>, error: &PlanError, limit: Duration) -> Fai
         sizes.any(|workload| decided(pins, hardware, workload, &request.systems) == Some(true))
     };
     if let Some((words, _)) = request.pins.without_one().find(|(_, others)| free(others)) {
-        ways.push(format!("drop `--pin {words}`"));
+        ways.push(format!("drop {}", request.spelling.value("pin", words)));
     }
     let message = match (memories.first(), error) {
         (None, _) | (_, PlanError::Infeasible { certain: true, .. }) => error.to_string(),
         (Some((names, more)), _) => format!("no plan fits: {names} needs at least {more} more"),
     };
     let diagnostic = Diagnostic::error(message);
-    let hint = if ways.is_empty() { refusal::hint(error).map(str::to_owned) } else { Some(ways.join(", or ")) };
+    let hint = if ways.is_empty() { refusal::hint(error, request.spelling) } else { Some(ways.join(", or ")) };
     let short = !memories.is_empty() || matches!(error, PlanError::Infeasible { missing: Some(_), .. });
-    let hint = hint.into_iter().chain(drives(hardware).filter(|_| short)).collect::<Vec<_>>().join("; ");
-    Failure::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
+    let hint = hint.into_iter().chain(drives(request).filter(|_| short)).collect::<Vec<_>>().join("; ");
+    SearchError::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
+}
+
+/// The machine of a request, shared where it is the request's own.
+fn shared(request: &Request, hardware: &Hardware) -> Arc<Hardware> {
+    let own = std::ptr::eq(hardware, &raw const *request.hardware);
+    if own { Arc::clone(&request.hardware) } else { Arc::new(hardware.clone()) }
 }
 
 /// The refusal that a sum settles, with the memory that is missing.
-pub fn settled(request: &Request<'_>, error: &PlanError) -> Failure {
+pub fn settled(request: &Request, error: &PlanError) -> SearchError {
     let diagnostic = Diagnostic::error(error.to_string());
-    let hint = refusal::hint(error).filter(|_| request.hint).map(str::to_owned);
-    let hint = hint.into_iter().chain(drives(request.hardware)).collect::<Vec<_>>().join("; ");
-    Failure::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
+    let hint = refusal::hint(error, request.spelling).filter(|_| request.hint);
+    let hint = hint.into_iter().chain(drives(request)).collect::<Vec<_>>().join("; ");
+    SearchError::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
 }
 
 /// The drives of a machine that lacks memory: plans with optimizer state on them do not fit either.
-fn drives(hardware: &Hardware) -> Option<String> {
-    let drives = hardware.memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);
+fn drives(request: &Request) -> Option<String> {
+    let drives = request.hardware.memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);
     let words: Vec<String> = drives.map(|drive| format!("`{}` ({})", drive.name, drive.capacity)).collect();
     let (verb, they) = if words.len() == 1 { ("does", "it") } else { ("do", "them") };
     let named = words.join(", ");
-    (!words.is_empty()).then(|| format!("{named} {verb} not help: plans keep optimizer state on {they}, and parameters and activations with `--parameters-on` and `--activations-on` only"))
+    let [parameters, activations] = ["parameters-on", "activations-on"].map(|name| request.spelling.setting(name));
+    (!words.is_empty()).then(|| format!("{named} {verb} not help: plans keep optimizer state on {they}, and parameters and activations with {parameters} and {activations} only"))
 }
 
 /// The option with the fastest plan per token, in words, with the time of that plan: each is planned
 /// at low effort.
-fn fastest(request: &Request<'_>, found: &[Remedy]) -> Option<String> {
+fn fastest(request: &Request, found: &[Remedy]) -> Option<String> {
     let planned = |remedy: &Remedy| {
         let (workloads, systems) = with(request, remedy)?;
         let effort = Some(Effort::Low);
         let found =
-            search(&Request { workloads, systems, effort, watch: None, hint: false, ..request.clone() }).ok()?;
+            attempt(&Request { workloads, systems, effort, watch: None, hint: false, ..request.clone() }).ok()?;
         let tokens = found.plan.context().workload().tokens() as f64;
         let words = match remedy {
-            Remedy::System(_) => format!("use `--system {}`", found.plan.placement().system),
-            _ => other(remedy)?,
+            Remedy::System(_) => format!("use {}", request.spelling.value("system", found.plan.placement().system)),
+            _ => other(remedy, request.spelling)?,
         };
         let simulated = found.solution.simulated;
         Some((simulated.to_ms() / tokens, format!("{words} ({simulated:.3} per iteration)")))
     };
     let planned = found.iter().filter_map(planned).min_by(|(one, _), (other, _)| one.total_cmp(other));
+    let other = |remedy| other(remedy, request.spelling);
     planned.map(|(_, words)| words).or_else(|| found.iter().find_map(other))
 }
 
 /// The workloads and the systems of a request with an option changed; `None` for more memory.
-fn with(request: &Request<'_>, remedy: &Remedy) -> Option<(Vec<Workload>, Vec<System>)> {
+fn with(request: &Request, remedy: &Remedy) -> Option<(Vec<Workload>, Vec<System>)> {
     let (all, systems) = (&request.workloads, request.systems.clone());
     let batch = all.first()?.global_batch();
     match remedy {
@@ -159,13 +176,13 @@ fn memories(found: &[Remedy], hardware: &Hardware) -> Vec<(String, Bytes)> {
 }
 
 /// A remedy other than more memory, in words.
-fn other(remedy: &Remedy) -> Option<String> {
+fn other(remedy: &Remedy, spelling: Spelling) -> Option<String> {
     match remedy {
         Remedy::Memory(..) => None,
         Remedy::Microbatch(most) => Some(format!("use a microbatch of at most {most}")),
         Remedy::SeqLen(most) => Some(format!("use sequences of at most {most} tokens")),
-        Remedy::GlobalBatch(most) => Some(format!("use a `--global-batch` of at most {most}")),
-        Remedy::System(system) => Some(format!("use `--system {system}`")),
+        Remedy::GlobalBatch(most) => Some(format!("use a {} of at most {most}", spelling.setting("global-batch"))),
+        Remedy::System(system) => Some(format!("use {}", spelling.value("system", system))),
     }
 }
 

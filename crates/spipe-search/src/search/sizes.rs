@@ -1,10 +1,10 @@
 //! The results of the searches so far, by the size of microbatches.
 
-use super::{Evaluator, Request, gap, refusal};
-use crate::Failure;
-use spipe_base::{Bytes, SimTime};
-use spipe_cost::{CostTable, Workload};
-use spipe_plan::{Context, OutcomeStatus};
+use super::{found::gap, refusal::missing};
+use crate::{request::Request, setting::Setting};
+use spipe_base::SimTime;
+use spipe_cost::Workload;
+use spipe_plan::OutcomeStatus;
 use spipe_planner::{PlanError, Solution};
 use std::collections::BTreeMap;
 
@@ -37,18 +37,17 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// Keeps the plan to start from, if no faster one was found.
-    pub fn keep_start(&mut self, request: &Request<'_>) {
+    pub fn keep_start(&mut self, request: &Request) {
         let Some(placement) = request.start.as_ref().filter(|start| request.systems.contains(&start.system)) else {
             return;
         };
         for workload in &request.workloads {
-            let Ok(cost) = CostTable::new(request.model, request.hardware, workload) else { continue };
-            let context = Context { model: request.model, hardware: request.hardware, cost: &cost };
-            if !request.pins.allow(&context, placement) {
+            let Ok(setting) = Setting::new(&request.model, &request.hardware, workload) else { continue };
+            if !request.pins.allow(&setting.context(), placement) {
                 continue;
             }
             let found = self.best.as_ref().map_or(SimTime::MAX, |(_, best)| best.simulated);
-            let simulated = Evaluator::new(context).checked_iteration(placement);
+            let simulated = setting.evaluator().checked_iteration(placement);
             let Some(simulated) = simulated.filter(|time| *time < found) else { continue };
             let unknown = Size { bound: SimTime::ZERO, proven: false, stopped: true, simulated };
             self.sizes.entry(workload.microbatch).or_insert(unknown);
@@ -126,12 +125,13 @@ impl Sizes {
         list
     }
 
-    /// Takes the result of a search of one size in; a partial search has not tried everything.
+    /// Takes the result of a search of one size in; a partial search has not tried everything. An error that is no
+    /// answer is returned.
     pub fn take(
         &mut self,
         (workload, partial): (Workload, bool),
         found: Result<Solution, PlanError>,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), PlanError> {
         let best = self.best.as_ref().map(|(_, best)| best.simulated);
         let known = self.sizes.get(&workload.microbatch);
         let (before, fastest) = known.map_or((SimTime::ZERO, SimTime::MAX), |size| (size.bound, size.simulated));
@@ -174,17 +174,9 @@ impl Sizes {
                 know(SimTime::ZERO, false, true);
                 self.refusals.insert(workload.microbatch, error);
             }
-            Err(other) => return Err(refusal::failure(&other)),
+            Err(other) => return Err(other),
         }
         Ok(())
-    }
-}
-
-/// The shortage that a refusal states; the largest number if it states none.
-pub(super) fn missing(error: &PlanError) -> Bytes {
-    match error {
-        PlanError::Infeasible { missing: Some(missing), .. } => *missing,
-        _ => Bytes::new(u64::MAX),
     }
 }
 

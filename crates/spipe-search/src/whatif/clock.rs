@@ -1,4 +1,4 @@
-//! The stop signal of a sweep: raised by Ctrl-C, and at the end of each share of the time limit. An
+//! The stop signal of a sweep: raised by the user, and at the end of each share of the time limit. An
 //! answer without any machine helps nobody, so that the first plan may take longer.
 
 use std::{
@@ -19,7 +19,7 @@ const PATIENCE: u32 = 3;
 /// The stop signal with its times.
 pub struct Clock {
     /// Raised when the work of the moment is to end.
-    pub stop: Arc<AtomicBool>,
+    pub(super) stop: Arc<AtomicBool>,
     interrupted: Arc<AtomicBool>,
     /// The end of the whole time.
     end: Option<Instant>,
@@ -32,12 +32,12 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts the whole time.
-    pub fn new(limit: Option<Duration>) -> Self {
+    /// Starts the whole time; `interrupted` is raised by the user.
+    pub fn new(limit: Option<Duration>, interrupted: Arc<AtomicBool>) -> Self {
         let end = limit.and_then(|limit| Instant::now().checked_add(limit));
         let clock = Self {
             stop: Arc::new(AtomicBool::new(false)),
-            interrupted: crate::interrupt::flag(),
+            interrupted,
             end,
             until: Arc::new(Mutex::new(end)),
             planned: Arc::new(AtomicBool::new(false)),
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn the_time_counts_from_the_first_plan_on() {
         // A share that is over at once, and patience that a busy machine does not use up.
-        let clock = Clock::new(Some(Duration::from_secs(20)));
+        let clock = Clock::new(Some(Duration::from_secs(20)), Arc::default());
         clock.begin(0.001);
         thread::sleep(Duration::from_millis(80));
         assert!(!clock.stop.load(Ordering::Relaxed), "no machine has a plan");

@@ -1,6 +1,6 @@
 //! The machines that one more part makes of a machine.
 
-use crate::Failure;
+use crate::error::SearchError;
 use spipe_base::Faults;
 use spipe_market::{Catalogue, Choice, Composed, Condition, compose};
 use spipe_whatif::{Job, Setup, Sweep, sweep_of};
@@ -9,9 +9,9 @@ use spipe_whatif::{Job, Setup, Sweep, sweep_of};
 const COUNTS: [u32; 4] = [1, 2, 4, 8];
 
 /// The machine of the parts first, then every legal machine with one kind of part changed.
-pub fn sweep(catalogue: &Catalogue, job: &Job, setup: &Setup) -> Result<Sweep, Failure> {
-    let choice = Choice::from_parts(catalogue, &setup.own).map_err(|fault| Failure::Input(fault.into()))?;
-    let own = compose(catalogue, &choice).map_err(|error| Failure::Input(error.diagnostic().into()))?;
+pub fn sweep(catalogue: &Catalogue, job: &Job, setup: &Setup) -> Result<Sweep, SearchError> {
+    let choice = Choice::from_parts(catalogue, &setup.own).map_err(|fault| SearchError::Input(fault.into()))?;
+    let own = compose(catalogue, &choice).map_err(|error| SearchError::Input(error.diagnostic().into()))?;
     let mut machines: Vec<Composed> = vec![own.clone()];
     // A larger machine may need larger supplies, which are picked again.
     let start = Choice { supply: None, ..own.choice.clone() };

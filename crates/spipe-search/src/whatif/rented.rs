@@ -1,39 +1,39 @@
 //! Rented machines beside the owned ones.
 
-use super::Task;
-use crate::Failure;
+use super::task::Task;
+use crate::error::SearchError;
 use spipe_base::Diagnostic;
 use spipe_hardware::Hardware;
 use spipe_market::{RentPart, compose_rented, job_cost, rent_hour};
-use spipe_whatif::{Answer, Effort, Judge, report::Rented};
+use spipe_whatif::{Answer, Judge, report::Rented};
 
 /// The rented machines that were asked for: `all`, a kind, or a name.
-fn asked<'a>(task: &'a Task, wanted: &[String]) -> Result<Vec<&'a RentPart>, Failure> {
+fn asked<'a>(task: &'a Task, wanted: &[String]) -> Result<Vec<&'a RentPart>, SearchError> {
     let rents = &task.catalogue.rents;
     let is = |rent: &RentPart, word: &str| word == "all" || rent.kind.name() == word || rent.name == word;
     for word in wanted {
         if !rents.iter().any(|rent| is(rent, word)) {
             let hint = "use all, list, spot or marketplace, or a name of `spipe catalogue list --kind rent`";
-            return Err(Failure::argument(format!("no rented machine is `{word}`"), hint));
+            return Err(SearchError::request(format!("no rented machine is `{word}`"), hint));
         }
     }
     Ok(rents.iter().filter(|rent| wanted.iter().any(|word| is(rent, word))).collect())
 }
 
 /// Plans rented machines with low effort, and prices the job on them.
-pub fn rented(task: &Task, judge: &impl Judge, wanted: &[String]) -> Result<Vec<Rented>, Failure> {
+pub fn rented(task: &Task, judge: &impl Judge, wanted: &[String]) -> Result<Vec<Rented>, SearchError> {
     let mut all = Vec::new();
     for rent in asked(task, wanted)? {
         let machine =
-            compose_rented(&task.catalogue, rent).map_err(|error| Failure::Input(error.diagnostic().into()))?;
+            compose_rented(&task.catalogue, rent).map_err(|error| SearchError::Input(error.diagnostic().into()))?;
         let hardware = Hardware::from_file(&machine.name, machine.hardware.clone())?;
         let hour = rent_hour(rent, task.setup.as_of, &task.job.rates).map_err(|error| {
-            Failure::input(Diagnostic::error(error.to_string()).hint("state a rate, as --rate USD=0.90"))
+            SearchError::Input(Diagnostic::error(error.to_string()).hint("state a rate, as --rate USD=0.90").into())
         })?;
         let (mut hours, mut tokens) = (0.0, 0.0);
         let mut fits = true;
         for (index, train) in task.job.file.train.iter().enumerate() {
-            let Some(Answer::Planned(plan)) = judge.plan(&hardware, index, Effort::Low) else {
+            let Some(Answer::Planned(plan)) = judge.plan(&hardware, index) else {
                 fits = false;
                 break;
             };

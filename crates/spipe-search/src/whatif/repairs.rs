@@ -1,11 +1,15 @@
 //! The cheapest repair of a machine without a plan: the cheapest change of one kind of part, of all that the sweep has
 //! and of all that the catalogue allows, after which every training has a plan.
 
-use super::{Task, again::hardware, judge::Planner, own::changes};
-use crate::Failure;
+use super::{
+    own::changes,
+    planner::JobPlanner,
+    task::{Task, hardware},
+};
+use crate::error::SearchError;
 use rayon::prelude::*;
 use spipe_market::{Choice, compose};
-use spipe_whatif::{Answer, Candidate, Change, Effort, Job, Judge, Run, Table, change_of, neighbours, sweep_of};
+use spipe_whatif::{Answer, Candidate, Change, Job, Judge, Run, Table, change_of, neighbours, sweep_of};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A repaired machine.
@@ -17,14 +21,14 @@ struct Repair {
 /// The repairs of the machines of a sweep.
 pub struct Repairs<'a> {
     task: &'a Task,
-    planner: &'a Planner,
+    planner: &'a JobPlanner,
     /// The keys of machines on which a bound shows that no plan fits.
     hopeless: BTreeSet<String>,
 }
 
 impl<'a> Repairs<'a> {
     /// The repairs of a sweep, before a look.
-    pub const fn of(task: &'a Task, planner: &'a Planner) -> Self {
+    pub const fn of(task: &'a Task, planner: &'a JobPlanner) -> Self {
         Self { task, planner, hopeless: BTreeSet::new() }
     }
 
@@ -35,7 +39,7 @@ impl<'a> Repairs<'a> {
         run: &mut Run,
         table: &Table,
         most: usize,
-    ) -> Result<BTreeMap<usize, Option<Change>>, Failure> {
+    ) -> Result<BTreeMap<usize, Option<Change>>, SearchError> {
         let mut found = BTreeMap::new();
         for machine in table.infeasible.iter().take(most) {
             let repairs = self.repairs(&self.task.sweep.candidates[machine.index])?;
@@ -49,7 +53,7 @@ impl<'a> Repairs<'a> {
     }
 
     /// All changes of one kind of part, the cheapest first.
-    fn repairs(&self, broken: &Candidate) -> Result<Vec<Repair>, Failure> {
+    fn repairs(&self, broken: &Candidate) -> Result<Vec<Repair>, SearchError> {
         let Task { sweep, catalogue, job, setup, .. } = self.task;
         let start = Choice { board: None, supply: None, ..broken.machine.choice.clone() };
         let composed = changes(catalogue, &start).into_iter().filter_map(|choice| compose(catalogue, &choice).ok());
@@ -74,7 +78,7 @@ impl<'a> Repairs<'a> {
     }
 
     /// Plans the repairs in order until one has a plan. Returns false if the work was stopped.
-    fn plan(&mut self, run: &mut Run, repairs: &[Repair]) -> Result<bool, Failure> {
+    fn plan(&mut self, run: &mut Run, repairs: &[Repair]) -> Result<bool, SearchError> {
         loop {
             let open =
                 repairs.iter().map(|repair| &repair.machine).take_while(|machine| !is_planned(run, &machine.key));
@@ -91,7 +95,7 @@ impl<'a> Repairs<'a> {
             let answers: Vec<(&str, Option<Vec<Answer>>)> = batch
                 .into_par_iter()
                 .map(|(key, machine)| Ok((key, self.answers(machine)?)))
-                .collect::<Result<_, Failure>>()?;
+                .collect::<Result<_, SearchError>>()?;
             if self.planner.is_stopped() {
                 return Ok(false);
             }
@@ -109,7 +113,7 @@ impl<'a> Repairs<'a> {
     }
 
     /// The plans of a machine; `None` where a bound shows that a training has none.
-    fn answers(&self, machine: &Candidate) -> Result<Option<Vec<Answer>>, Failure> {
+    fn answers(&self, machine: &Candidate) -> Result<Option<Vec<Answer>>, SearchError> {
         let hardware = hardware(machine)?;
         let trains = 0..self.task.job.file.train.len();
         // Any rate is enough: the question is whether the bounds exclude all of them.
@@ -117,7 +121,7 @@ impl<'a> Repairs<'a> {
         if !trains.clone().all(fits) {
             return Ok(None);
         }
-        Ok(trains.map(|train| self.planner.plan(&hardware, train, Effort::Low)).collect())
+        Ok(trains.map(|train| self.planner.plan(&hardware, train)).collect())
     }
 }
 

@@ -1,5 +1,6 @@
 //! Pins that no plan can satisfy, alone or together.
 
+use crate::request::spelling::Spelling;
 use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange};
 use spipe_cost::Mode;
 use spipe_hardware::Hardware;
@@ -9,9 +10,9 @@ use spipe_planner::{LARGEST_HEAD_START, Named, Pin};
 use std::collections::BTreeSet;
 
 /// The faults of `named` for this model, machine and mode.
-pub fn of(named: &[Named], (model, hardware, mode): (&Model, &Hardware, Mode)) -> Faults {
+pub fn of(named: &[Named], (model, hardware, mode): (&Model, &Hardware, Mode), spelling: Spelling) -> Faults {
     let mut faults = Faults::new();
-    named.iter().filter_map(|pin| alone(pin, (model, mode))).for_each(|fault| faults.push(fault));
+    named.iter().filter_map(|pin| alone(pin, (model, mode), spelling)).for_each(|fault| faults.push(fault));
     let pairs = || named.iter().flat_map(|one| named.iter().map(move |other| (one, other)));
     for (one, other) in pairs() {
         if let Some(what) = together(&one.pin, &other.pin, hardware) {
@@ -23,13 +24,13 @@ pub fn of(named: &[Named], (model, hardware, mode): (&Model, &Hardware, Mode)) -
 }
 
 /// The fault of one pin, if it has one.
-fn alone(named: &Named, (model, mode): (&Model, Mode)) -> Option<Diagnostic> {
+fn alone(named: &Named, (model, mode): (&Model, Mode), spelling: Spelling) -> Option<Diagnostic> {
     let words = &named.words;
     let layers = model.layers().len();
     match named.pin {
         Pin::Activations(..) | Pin::Optimizer(..) if mode != Mode::Train => Some(
             Diagnostic::error(format!("`{words}` does nothing in inference, which has no backward and no optimizer"))
-                .hint("leave it out, or plan with `--mode train`"),
+                .hint(format!("leave it out, or plan with {}", spelling.value("mode", "train"))),
         ),
         Pin::Stage(stage, _) if stage >= layers => Some(
             Diagnostic::error(format!("`{words}`: `{}` has {layers} layers, and no more stages", model.name()))

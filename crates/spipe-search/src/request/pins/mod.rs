@@ -1,4 +1,4 @@
-//! `--pin`: conditions that a plan must satisfy, read from words.
+//! Pins: conditions that a plan must satisfy, read from words.
 //!
 //! ```text
 //! layer=0..3:cpu0      layers 0 to 3 are on `cpu0`; `cpu` or `gpu`: on any device of that kind
@@ -9,12 +9,13 @@
 //! stream=0..3          parameters are streamed; `keep`: they stay on the device
 //! host=0..3:cpu1       all that the stages of these layers hold on a host is on that socket
 //! resident=4           a knob of the system, by its name in plan files
-//! system=1f1b          as `--system`          microbatch=2   as `--microbatch`
+//! system=1f1b          as the system          microbatch=2   as the size of microbatches
 //! ```
 
 mod clashes;
 
-use crate::Failure;
+use super::spelling::Spelling;
+use crate::error::SearchError;
 use spipe_base::{Diagnostic, Faults, LayerRange};
 use spipe_cost::Mode;
 use spipe_hardware::Hardware;
@@ -23,33 +24,44 @@ use spipe_plan::{Activations, Knob};
 use spipe_planner::{Named, Pin, Pins};
 use std::collections::BTreeSet;
 
-/// The pins of a command line.
+/// Words that were read.
 #[derive(Debug, Default)]
 pub struct Pinned {
+    /// The conditions.
     pub pins: Pins,
-    /// `--system`, or the pin of it.
+    /// The systems that are asked for, or the pin of them.
     pub system: String,
-    /// `--microbatch`, or the pin of it.
+    /// The size of microbatches that is asked for, or the pin of it.
     pub microbatch: String,
 }
 
-/// Reads the words of `--pin`. `--system` and `--microbatch` count as pins unless they are `auto`.
-pub fn read(words: &[String], options: (&str, &str), whose: (&Model, &Hardware, Mode)) -> Result<Pinned, Failure> {
-    read_beside(None, words, options, whose)
+/// The conditions of a request in words.
+#[derive(Clone, Copy, Debug)]
+pub struct Words<'a> {
+    /// The pins.
+    pub pins: &'a [String],
+    /// Systems by name, or `auto`.
+    pub system: &'a str,
+    /// A number of sequences, or `auto`.
+    pub microbatch: &'a str,
 }
 
-/// The same beside a pin that another option is.
-pub fn read_beside(
+/// Reads pins, beside one that another setting is. System and microbatch count as pins unless they are `auto`.
+///
+/// # Errors
+/// The faults of all pins, and those that contradict each other.
+pub fn read(
     beside: Option<Named>,
-    words: &[String],
-    (system, microbatch): (&str, &str),
+    words: Words<'_>,
     (model, hardware, mode): (&Model, &Hardware, Mode),
-) -> Result<Pinned, Failure> {
+    spelling: Spelling,
+) -> Result<Pinned, SearchError> {
     let mut faults = Faults::new();
     let mut named: Vec<Named> = beside.into_iter().collect();
-    let mut systems = vec![("--system ".to_owned() + system, system.to_owned())];
-    let mut microbatches = vec![("--microbatch ".to_owned() + microbatch, microbatch.to_owned())];
-    for word in words {
+    let Words { pins, system, microbatch } = words;
+    let mut systems = vec![(spelling.bare("system", system), system.to_owned())];
+    let mut microbatches = vec![(spelling.bare("microbatch", microbatch), microbatch.to_owned())];
+    for word in pins {
         let (key, value) = word.split_once('=').unwrap_or((word, ""));
         let pin = match key {
             "system" => {
@@ -91,8 +103,8 @@ pub fn read_beside(
         faults.push(Diagnostic::error(contradiction.to_string()).hint("drop one of the two"));
         Pins::default()
     });
-    faults.extend(clashes::of(&named, (model, hardware, mode)));
-    if faults.is_empty() { Ok(Pinned { pins, system, microbatch }) } else { Err(Failure::Arguments(faults)) }
+    faults.extend(clashes::of(&named, (model, hardware, mode), spelling));
+    if faults.is_empty() { Ok(Pinned { pins, system, microbatch }) } else { Err(SearchError::Request(faults)) }
 }
 
 /// A pin of a knob.

@@ -1,0 +1,47 @@
+//! The configurations of tensor and data parallelism that the options of `spipe baseline tensor-data` describe.
+
+use super::training;
+use crate::{Failure, args, input};
+use spipe_cost::{ParallelError, Workload};
+use spipe_hardware::{Hardware, Runtime};
+use spipe_model::{Attention, Model};
+use spipe_search::{
+    compare::tensor_data::{Degrees, Priced, priced as all_priced},
+    workloads,
+};
+
+/// The runtime that trains with tensor parallelism on GPUs.
+const FRAMEWORK: &str = "megatron";
+
+/// The runtime that was asked for, or the one that trains on this machine.
+pub fn runtime(what: &args::TensorData, hardware: &Hardware) -> Result<Runtime, Failure> {
+    match &what.runtime {
+        Some(given) => input::runtime(given),
+        None if input::has_foreign_gpus(hardware) => input::runtime(FRAMEWORK),
+        None => Ok(Runtime::default()),
+    }
+}
+
+/// The configurations that were asked for, each with its best size of microbatches, and the first
+/// refusal of one.
+pub fn priced(
+    what: &args::TensorData,
+    (model, hardware): (&Model, &Hardware),
+) -> Result<(Vec<Priced>, Option<ParallelError>), Failure> {
+    let template = Workload {
+        mode: input::mode(model, what.mode)?,
+        seq_len: input::seq_len(model, what.seq_len)?,
+        microbatch: 1,
+        microbatches: 1,
+        precision: what.precision,
+        optimizer: what.optimizer,
+        attention: if what.materialised_attention { Attention::Materialised } else { Attention::Fused },
+        formats: what.training.formats(),
+        ..Workload::PLAIN
+    };
+    let template = what.shape.shape(template)?;
+    training::check(model, &template)?;
+    let workloads = workloads(template, what.global_batch, &what.microbatch)?;
+    let degrees = Degrees { tensor: what.tensor, data: what.data, recompute: what.recompute.map(Into::into) };
+    Ok(all_priced(degrees, (model, hardware), &workloads)?)
+}
