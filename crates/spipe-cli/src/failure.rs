@@ -2,6 +2,7 @@
 
 use spipe_base::{Diagnostic, Faults, Position, words_of};
 use spipe_exec::RunError;
+use spipe_search::SearchError;
 use std::fmt;
 
 /// Why a command failed.
@@ -75,6 +76,18 @@ impl fmt::Display for Failure {
 impl From<Faults> for Failure {
     fn from(faults: Faults) -> Self {
         Self::Input(faults)
+    }
+}
+
+impl From<SearchError> for Failure {
+    fn from(error: SearchError) -> Self {
+        match error {
+            SearchError::Bug(message) => Self::Bug(message),
+            SearchError::Request(faults) => Self::Arguments(faults),
+            SearchError::Input(faults) => Self::Input(faults),
+            SearchError::Infeasible(diagnostic) => Self::Infeasible(diagnostic),
+            SearchError::Stopped(diagnostic) => Self::Stopped(diagnostic),
+        }
     }
 }
 

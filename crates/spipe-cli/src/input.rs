@@ -1,7 +1,7 @@
 //! Input: models, profiles, plans and traces by path, or by the name of a shipped file.
 
 pub use crate::text_files::{bytes, text};
-use crate::{Failure, model_files, names};
+use crate::{Failure, model_files, names, options::OPTIONS};
 use spipe_base::{Diagnostic, Position, Seconds};
 use spipe_cost::Mode;
 use spipe_hardware::{Hardware, Provenance, Runtime};
@@ -46,41 +46,12 @@ pub fn shown_part(given: &str, part: Option<&str>) -> Result<Model, Failure> {
 
 /// The given sequence length, or the model's own.
 pub fn seq_len(model: &Model, given: Option<u64>) -> Result<u64, Failure> {
-    match given {
-        Some(given) if reads_images(model) && given != model.seq_len() => {
-            let message = format!("`{}` reads images of a fixed size", model.name());
-            Err(Failure::argument(message, "leave `--seq-len` out; the model file has the size"))
-        }
-        Some(given) if model.places().is_some_and(|places| given > places) => {
-            let places = model.places().unwrap_or_default();
-            let message = format!("`{}` has learned positions for {places} tokens, not for {given}", model.name());
-            Err(Failure::argument(message, format!("use sequences of at most {places}")))
-        }
-        given => Ok(given.unwrap_or_else(|| model.seq_len())),
-    }
+    Ok(spipe_search::seq_len(model, given, OPTIONS)?)
 }
 
 /// The given mode, if the model has it.
 pub fn mode(model: &Model, mode: Mode) -> Result<Mode, Failure> {
-    match model.architecture() {
-        _ if mode != Mode::Generate => Ok(mode),
-        Architecture::Transformer(_) => Ok(mode),
-        Architecture::Profiled(_) => {
-            let message = format!("`{}` has times of whole sequences, not of single tokens", model.name());
-            Err(Failure::argument(message, "use `--mode infer`, or describe the model by its shapes"))
-        }
-        _ => Err(Failure::argument(format!("`{}` generates no tokens", model.name()), "use `--mode infer`")),
-    }
-}
-
-/// Whether a model reads images alone.
-pub fn reads_images(model: &Model) -> bool {
-    matches!(model.architecture(), Architecture::Vision(_) | Architecture::Unet(_))
-}
-
-/// Whether the attention of a model is known, as that of measured layers is not.
-pub fn attends(model: &Model) -> bool {
-    !matches!(model.architecture(), Architecture::Profiled(_))
+    Ok(spipe_search::mode(model, mode, OPTIONS)?)
 }
 
 /// A machine by path or name.

@@ -4,9 +4,9 @@
 //! ```text
 //! args ─► commands ─┬─ input         models, profiles, plans and traces, by path or shipped name
 //!                   │                (model_files: configs and folders of Hugging Face; names: as people write them)
+//!                   ├─ options       the words for settings
 //!                   ├─ market        parts and prices
-//!                   ├─ planning      the search for a plan, and questions that need several searches
-//!                   ├─ explaining    changes and pitfalls of a plan, judged by the simulator
+//!                   ├─ planning      requests for plans, from options
 //!                   ├─ calibration   a profile of this machine
 //!                   ├─ running       a plan on real devices, with data, progress and checkpoints
 //!                   ├─ report        tables and sentences for people
@@ -19,7 +19,6 @@ pub mod args;
 mod calibration;
 mod commands;
 mod executors;
-mod explaining;
 mod exporting;
 mod failure;
 mod first_tries;
@@ -29,6 +28,7 @@ mod interrupt;
 mod market;
 mod model_files;
 mod names;
+mod options;
 mod output;
 mod planning;
 mod report;

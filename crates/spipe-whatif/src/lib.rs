@@ -32,7 +32,7 @@ pub use rank::{
     Bottleneck, Change, CountsData, Efforts, End, Infeasible, NOISE, Ranking, Row, Swing, Table, Tornado, Turn,
     change_of, neighbours, rank,
 };
-pub use run::{Answer, Counts, Effort, Figures, Judge, Planned, Plans, Question, Run, Shard};
+pub use run::{Answer, Counts, Figures, Judge, Planned, Plans, Question, Run, Shard};
 pub use search::run;
 pub use state::{MergeError, Setup, State, merge};
 pub use sweep::{Candidate, Skipped, Sweep, sweep, sweep_of};

@@ -6,15 +6,6 @@ use spipe_hardware::Hardware;
 use spipe_market::Range;
 use std::collections::BTreeMap;
 
-/// The effort of a plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Effort {
-    /// As `spipe plan --effort low`.
-    Low,
-    /// As `spipe plan --effort high`.
-    High,
-}
-
 /// A plan of one training on one machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -55,8 +46,8 @@ pub enum Answer {
 
 /// Plans trainings on machines.
 pub trait Judge: Sync {
-    /// Plans training number `train` of the job; `None` if a stop has cut the search short.
-    fn plan(&self, hardware: &Hardware, train: usize, effort: Effort) -> Option<Answer>;
+    /// Plans training number `train` of the job, quickly: machines are many; `None` if a stop has cut the search short.
+    fn plan(&self, hardware: &Hardware, train: usize) -> Option<Answer>;
 
     /// Returns a rate of tokens that no plan of this training exceeds on the machine.
     fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64;

@@ -10,7 +10,7 @@
 //! the front are those of planning every machine alone, for any number of threads and shards.
 
 use crate::{
-    Answer, Candidate, Effort, Judge, Plans, Question, Run,
+    Answer, Candidate, Judge, Plans, Question, Run,
     closer::Closer,
     run::{Best, Counts, Figures, Machines, Open, optimist},
 };
@@ -50,7 +50,7 @@ pub fn run(question: &Question<'_>, judge: &impl Judge, known: Plans) -> Result<
             }
         }
         let found: Vec<Option<Vec<Answer>>> =
-            fresh.par_iter().map(|key| answers(judge, &machines[*key].0, question, Effort::Low)).collect();
+            fresh.par_iter().map(|key| answers(judge, &machines[*key].0, question)).collect();
         let mut solved: BTreeSet<&str> = BTreeSet::new();
         for (key, answers) in fresh.iter().zip(found) {
             if let Some(answers) = answers {
@@ -124,7 +124,7 @@ fn batch<'a>(best: Option<&Best>, open: &mut Vec<Open<'a>>, counts: &mut Counts)
 }
 
 /// Plans all trainings on a machine; `None` if a stop has cut a search short.
-fn answers(judge: &impl Judge, hardware: &Hardware, question: &Question<'_>, effort: Effort) -> Option<Vec<Answer>> {
+fn answers(judge: &impl Judge, hardware: &Hardware, question: &Question<'_>) -> Option<Vec<Answer>> {
     let trains = 0..question.job.file.train.len();
-    trains.map(|train| if judge.is_stopped() { None } else { judge.plan(hardware, train, effort) }).collect()
+    trains.map(|train| if judge.is_stopped() { None } else { judge.plan(hardware, train) }).collect()
 }

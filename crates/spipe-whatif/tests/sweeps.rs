@@ -7,8 +7,8 @@ use spipe_base::Bytes;
 use spipe_hardware::{Hardware, MemoryKind};
 use spipe_market::{Catalogue, Date};
 use spipe_whatif::{
-    Answer, Effort, Job, JobFile, Judge, Objective, Planned, Plans, Question, Ranking, Run, Setup, Shard, State, Sweep,
-    Table, merge, rank, run, sweep,
+    Answer, Job, JobFile, Judge, Objective, Planned, Plans, Question, Ranking, Run, Setup, Shard, State, Sweep, Table,
+    merge, rank, run, sweep,
 };
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ struct Formula {
 }
 
 impl Judge for Formula {
-    fn plan(&self, hardware: &Hardware, train: usize, _: Effort) -> Option<Answer> {
+    fn plan(&self, hardware: &Hardware, train: usize) -> Option<Answer> {
         let devices = hardware.devices();
         let text =
             format!("{:?}", devices.iter().map(|device| (&device.peak, device.memory_bandwidth)).collect::<Vec<_>>());
@@ -57,7 +57,7 @@ impl Judge for Formula {
 
     fn closest_tokens_per_second(&self, hardware: &Hardware, train: usize, _: f64) -> f64 {
         let most = self.most_tokens_per_second(hardware, train);
-        match self.plan(hardware, train, Effort::Low) {
+        match self.plan(hardware, train) {
             Some(Answer::Planned(plan)) => f64::midpoint(plan.tokens_per_second, most),
             _ => f64::INFINITY,
         }
@@ -145,7 +145,7 @@ proptest! {
         // Each machine alone, without sharing.
         for candidate in &sweep.candidates {
             let hardware = Hardware::from_file("alone", candidate.machine.hardware.clone()).unwrap();
-            let answer = judge.plan(&hardware, 0, Effort::Low).unwrap();
+            let answer = judge.plan(&hardware, 0).unwrap();
             prop_assert_eq!(alone.answers[candidate.index].as_ref(), Some(&vec![answer]), "{}", candidate.name());
         }
         // Shards join to the same table.

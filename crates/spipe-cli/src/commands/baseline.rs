@@ -5,7 +5,7 @@ use crate::{
     args::{Format, Given},
     idle::Idle,
     input, output,
-    planning::tensor_data::{self, Priced},
+    planning::tensor_data,
     tables::dense_table,
 };
 use serde::Serialize;
@@ -13,6 +13,10 @@ use spipe_base::{Bytes, Diagnostic, readable::per_second};
 use spipe_cost::{Mode, ParallelCost};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Recompute};
+use spipe_search::{
+    attends,
+    compare::tensor_data::{Priced, best},
+};
 
 /// Computes every configuration that was asked for and prints it.
 pub fn run(what: &args::Baseline, given: &Given, format: Format) -> Result<(), Failure> {
@@ -27,16 +31,11 @@ fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result
     let hardware = input::under(hardware.clone(), tensor_data::runtime(what, &hardware)?)?;
     Idle::among(given)
         .options_if(what.mode != Mode::Train, &["optimizer", "recompute"], "in inference", "leave it out")
-        .options_if(
-            !input::attends(&model),
-            &["materialised-attention"],
-            "to a model without known attention",
-            "leave it out",
-        )
+        .options_if(!attends(&model), &["materialised-attention"], "to a model without known attention", "leave it out")
         .refuse()?;
     args::Data::idle(given, (&model, what.mode))?;
     let (priced, refused) = tensor_data::priced(what, (&model, &hardware))?;
-    let Some(best) = tensor_data::best(&priced) else {
+    let Some(best) = best(&priced) else {
         let reason =
             refused.map_or_else(|| "no two degrees multiply to the number of GPUs".into(), |error| error.to_string());
         return Err(Failure::Infeasible(Diagnostic::error(reason).hint("give other degrees, or another batch")));

@@ -4,7 +4,7 @@ use crate::{
     Failure,
     args::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch},
     exporting::{Destination, Extras},
-    input, output, planning,
+    input, output,
 };
 use spipe_base::Faults;
 use spipe_export::Folder;
@@ -28,7 +28,7 @@ pub fn run(what: &Export) -> Result<(), Failure> {
         Export::Chakra(ExportChakra { plan, output }) => {
             let destination = Destination::open(output)?;
             let plan = input::plan(plan)?;
-            destination.write(&spipe_export::chakra(&plan, &planning::program(&plan)?))?;
+            destination.write(&spipe_export::chakra(&plan, &spipe_search::program(&plan)?))?;
             output::talk(&format!("wrote `{output}`; its README.md has the files"));
             Ok(())
         }

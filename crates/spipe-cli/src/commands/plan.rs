@@ -3,20 +3,26 @@
 use crate::{
     Failure, args,
     args::{Format, Given, Unknown},
-    input, interrupt, output,
+    input, interrupt,
+    options::OPTIONS,
+    output,
     output::Target,
     planning::{
-        self, DriveFor, Found, Least, Request, Watch, pareto, sensitivity,
-        solve_for::{self, Largest, Question},
-        task::Task,
+        bar::Bar,
+        task::{self, Task},
     },
     report,
 };
 use serde::Serialize;
-use spipe_base::{Diagnostic, MemoryId};
-use spipe_hardware::{Hardware, MemoryKind};
-use spipe_plan::{OutcomeStatus, Plan, System, uses_drives};
-use std::time::Duration;
+use spipe_base::Diagnostic;
+use spipe_hardware::Hardware;
+use spipe_plan::{OutcomeStatus, Placement, Plan, System};
+use spipe_search::{
+    Chosen, DriveFor, Found, Request, Watch, cores,
+    questions::{self, Largest, Question},
+    search, workloads,
+};
+use std::{sync::Arc, time::Duration};
 
 /// Finds a plan, prints and writes it, or reports why there is none.
 pub fn run(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure> {
@@ -39,54 +45,35 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let target = what.output.as_deref().map(|path| Target::beside(path, &inputs)).transpose()?;
     let plot = what.plot.as_deref().map(report::fill::Plot::open).transpose()?;
     let task = Task::new(what)?;
-    let (pinned, systems) = planning::layout::conditions(what, &task)?;
+    let Chosen { pinned, systems, .. } = task::conditions(what, &task)?;
     let task = task.under(what, &systems)?;
-    planning::task::idle(what, given, (&task, &systems))?;
+    task::idle(what, given, (&task, &systems))?;
     let question = Question {
-        model: &task.model,
-        hardware: &task.hardware,
+        model: Arc::new(task.model),
+        hardware: Arc::new(task.hardware),
         template: task.template,
         global_batch: task.global_batch,
-        microbatch: &pinned.microbatch,
-        systems: &systems,
-        pins: &pinned.pins,
+        microbatch: pinned.microbatch,
+        systems,
+        pins: pinned.pins,
         time_limit,
+        spelling: OPTIONS,
     };
     let solved = what.solve_for.map(|unknown| solved(&question, unknown)).transpose()?;
-    let (model, template, global_batch, microbatch) = match &solved {
-        Some(found) => (&found.model, found.template, found.global_batch, found.microbatch.as_str()),
-        None => (&task.model, task.template, task.global_batch, pinned.microbatch.as_str()),
-    };
-    let watch = Watch::start(what.effort.is_none().then_some(time_limit));
+    let bar = Bar::start(what.effort.is_none().then_some(time_limit));
+    let watch = Arc::new(Watch::start(Some(Box::new(bar.clone()))));
     let request = Request {
-        model,
-        hardware: &task.hardware,
-        workloads: match &task.start {
-            Some(_) if microbatch == "auto" => vec![template],
-            _ => planning::workloads(template, global_batch, microbatch)?,
-        },
-        systems: systems.clone(),
-        planner: &what.planner,
-        time_limit,
-        effort: what.effort.map(Into::into),
-        watch: Some(&watch),
-        gap: input::fraction(&what.gap)?,
+        watch: Some(Arc::clone(&watch)),
         threads,
-        stop: &stop,
-        pins: pinned.pins.clone(),
-        start: task.start.clone(),
-        host_help: true,
-        hint: !what.no_hint,
-        drive_for: drives(what, &task.hardware)?,
-        drives: true,
-        on_drives: None,
+        stop,
+        ..request(what, (question, solved.as_ref()), task.start)?
     };
-    let found = planning::search(&request);
-    watch.end();
+    let found = search(&request);
+    bar.end();
     let mut found = found?;
-    let least = least(&request, &found, &watch);
+    let least = questions::least(&request, &found, watch.elapsed());
     if what.sensitivity {
-        found = sensitivity::with_gains(&request, found)?;
+        found = questions::with_gains(&request, found)?;
     }
     talk_about(&found.plan);
     if let Some(plot) = plot {
@@ -100,39 +87,57 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     match (format, what.solve_for.zip(solved.as_ref())) {
         _ if to_stdout => Ok(()),
         (Format::Json, Some((unknown, solved))) => output::print(&answer(unknown, solved, &found)?),
-        (Format::Json, None) => output::print(&found.recorded(&watch, &least).to_json()),
+        (Format::Json, None) => output::print(&questions::recorded(&found, &watch, &least).to_json()),
         (Format::Human, solved) => {
             if let Some((unknown, solved)) = solved {
                 output::print(&sentence(unknown, solved))?;
             }
             let front = front(&found, time_limit);
-            output::print(&planning::offload::sentence(&request, &found.plan))?;
+            output::print(&questions::sentence(&request, &found.plan))?;
             output::print(&report::plan::human(&found, (&front, &least), what.output.as_deref()))
         }
     }
 }
 
+/// The search for a plan of a question, or of its answer.
+fn request(
+    what: &args::Plan,
+    (question, solved): (Question, Option<&Largest>),
+    start: Option<Placement>,
+) -> Result<Request, Failure> {
+    let Question { model, hardware, template, global_batch, microbatch, systems, pins, time_limit, spelling } =
+        question;
+    let (model, template, global_batch, microbatch) = match solved {
+        Some(found) => (Arc::clone(&found.model), found.template, found.global_batch, found.microbatch.clone()),
+        None => (model, template, global_batch, microbatch),
+    };
+    let workloads = match &start {
+        Some(_) if microbatch == "auto" => vec![template],
+        _ => workloads(template, global_batch, &microbatch)?,
+    };
+    Ok(Request {
+        systems,
+        planner: what.planner.clone(),
+        time_limit,
+        effort: what.effort.map(Into::into),
+        gap: input::fraction(&what.gap)?,
+        pins,
+        start,
+        hint: !what.no_hint,
+        drive_for: drives(what, &hardware)?,
+        drives: true,
+        spelling,
+        ..Request::new(model, hardware, workloads)
+    })
+}
+
 /// The drives that options name.
 fn drives(what: &args::Plan, hardware: &Hardware) -> Result<DriveFor, Failure> {
-    let named = |name: &Option<String>| name.as_deref().map(|name| drive(hardware, name)).transpose();
+    let named = |name: &Option<String>| name.as_deref().map(|name| DriveFor::named(hardware, name)).transpose();
     Ok(DriveFor {
         parameters: named(&what.parameters_on)?,
         state: named(&what.state_on)?,
         activations: named(&what.activations_on)?,
-    })
-}
-
-/// The drive of this name.
-fn drive(hardware: &Hardware, name: &str) -> Result<MemoryId, Failure> {
-    let is_drive = |id: &MemoryId| hardware.memories()[*id].kind == MemoryKind::Nvme;
-    hardware.memory(name).filter(is_drive).ok_or_else(|| {
-        let all = hardware.memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);
-        let names: Vec<&str> = all.map(|memory| memory.name.as_str()).collect();
-        let hint = match names.as_slice() {
-            [] => "it has none: add `[[nvme]]` and its link to the hardware file".to_owned(),
-            names => format!("its drives are {}", names.join(", ")),
-        };
-        Failure::argument(format!("`{}` has no drive `{name}`", hardware.name()), hint)
     })
 }
 
@@ -141,7 +146,7 @@ fn threads(what: &args::Plan) -> Result<usize, Failure> {
     if what.threads == Some(0) {
         return Err(Failure::argument("`--threads` is zero", "use at least one, or leave it out"));
     }
-    Ok(what.threads.map_or_else(planning::cores, |threads| threads.min(planning::cores())))
+    Ok(what.threads.map_or_else(cores, |threads| threads.min(cores())))
 }
 
 /// Says on stderr what a reader of a plan should know.
@@ -158,46 +163,21 @@ fn talk_about(plan: &Plan) {
     }
 }
 
-/// The least memory for some plan, in the time that the search has left, or a tenth of a second
-/// where it counts steps. It is not sought for given stages, and unknown where drives help out.
-fn least(request: &Request<'_>, found: &Found, watch: &Watch) -> Vec<Least> {
-    if request.pins.given_stages().is_some() {
-        return Vec::new();
-    }
-    let left = request.time_limit.saturating_sub(watch.elapsed());
-    let limit = if request.effort.is_some() { LEAST_BY_STEPS } else { left.min(MOST_FOR_LEAST) };
-    let memories: Vec<_> = found.plan.peaks().into_iter().collect();
-    if uses_drives(&found.plan.context(), found.plan.placement()) {
-        let unknown = |(memory, _)| Least { memory, capacity: None, iteration: None };
-        return memories.into_iter().map(unknown).collect();
-    }
-    planning::least(request, &memories, limit)
-}
-
-/// The most time for the least memory: where it is not known by then, proofs that nothing fits take
-/// long.
-const MOST_FOR_LEAST: Duration = Duration::from_secs(1);
-
-/// The same where the search counts steps and is to end at once.
-const LEAST_BY_STEPS: Duration = Duration::from_millis(100);
-
 /// The part of the time limit that the Pareto front may take in addition.
 const PART_OF_FRONT: u32 = 4;
 
 /// The cost of less memory, of a plan of Superpipeline on one GPU that uses no drive.
 fn front(found: &Found, time_limit: Duration) -> String {
-    let placement = found.plan.placement();
-    let applies = placement.system == System::Superpipeline && placement.devices().len() == 1;
-    if !applies || uses_drives(&found.plan.context(), placement) {
+    if !questions::trades_memory(&found.plan) {
         return String::new();
     }
-    let front = pareto::front(&found.plan, time_limit / PART_OF_FRONT);
+    let front = questions::front(&found.plan, time_limit / PART_OF_FRONT);
     report::pareto::human(front.as_ref(), found.plan.context().model.layers().len())
 }
 
 /// The largest value that fits, or the refusal if none does.
-fn solved(question: &Question<'_>, unknown: Unknown) -> Result<Largest, Failure> {
-    let found = solve_for::largest(question, unknown)?;
+fn solved(question: &Question, unknown: Unknown) -> Result<Largest, Failure> {
+    let found = questions::largest(question, unknown.into())?;
     if found.value.is_some() {
         return Ok(found);
     }

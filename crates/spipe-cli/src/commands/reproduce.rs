@@ -6,21 +6,21 @@ use crate::{
     idle::Idle,
     input,
     output::{self, Target},
-    planning::{self, DriveFor, Found, Request, measured},
+    planning::measured,
     tables::table,
 };
 use rayon::prelude::*;
 use spipe_base::{Diagnostic, Faults};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
-use spipe_planner::Pins;
 use spipe_reproduce::{
     Library, Picture, Reproduction, Source, TABLES, Table,
     matrix::{self, Answer, Question, Row},
     pictures, runs, table_of,
 };
+use spipe_search::{Found, Request, SearchError, search};
 use spipe_timeline::{DrawError, plot_png, plot_svg};
-use std::{path::Path, sync::atomic::AtomicBool};
+use std::path::Path;
 
 /// Makes the tables that were asked for and writes them.
 pub fn run(what: &args::Reproduce, given: &Given, format: Format) -> Result<(), Failure> {
@@ -182,29 +182,16 @@ fn planner(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
 
 /// The plan of one planner, if it finds one.
 fn answer(question: &Question<'_>) -> Result<Option<Answer>, Failure> {
-    let found = planning::search(&Request {
-        model: question.model,
-        hardware: question.hardware,
-        workloads: vec![question.workload],
+    let found = search(&Request {
         systems: question.systems.clone(),
-        planner: question.planner,
+        planner: question.planner.into(),
         time_limit: question.time_limit,
-        effort: None,
-        watch: None,
         gap: question.gap,
-        threads: 1,
-        stop: &AtomicBool::new(false),
-        pins: Pins::default(),
-        start: None,
-        host_help: true,
-        drive_for: DriveFor::default(),
-        drives: false,
-        on_drives: None,
-        hint: false,
+        ..Request::new(question.model.clone(), question.hardware.clone(), vec![question.workload])
     });
     match found {
         Ok(Found { plan, solution, .. }) => Ok(Some(Answer { plan, simulated: solution.simulated, gap: solution.gap })),
-        Err(Failure::Infeasible(_) | Failure::Stopped(_) | Failure::Arguments(_)) => Ok(None),
-        Err(failure) => Err(failure),
+        Err(SearchError::Infeasible(_) | SearchError::Stopped(_) | SearchError::Request(_)) => Ok(None),
+        Err(failure) => Err(failure.into()),
     }
 }

@@ -7,7 +7,7 @@ use crate::{
     idle::Idle,
     input, output,
     output::Target,
-    planning, report,
+    report,
     running::{Run, checkpoints::Persistence, data, execute, tokenizer::Encoding},
 };
 use spipe_cost::Mode;
@@ -50,7 +50,7 @@ pub fn run(what: &args::Run, given: &Given, format: Format) -> Result<(), Failur
         .refuse()?;
     let encoding = Encoding::new(what.tokenizer.as_deref())?;
     let data = data::read(&what.data, &encoding, plan.context().model, plan.context().workload())?;
-    let program = planning::program(&plan)?;
+    let program = spipe_search::program(&plan)?;
     let run = Run {
         plan: &plan,
         program: &program,

@@ -3,15 +3,15 @@
 use crate::{
     Failure, args,
     args::Format,
-    explaining, input, interrupt, output,
+    input, interrupt, output,
     output::Target,
-    planning,
     report::{explanation, trace::human},
 };
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, LaneId, LaneRole, SimTime, readable::percent};
 use spipe_plan::Plan;
 use spipe_schedule::Program;
+use spipe_search::explain::{Explained, changes, pitfalls};
 use spipe_sim::{Iterations, Options, Simulation, simulate, simulate_explained};
 use spipe_trace::{Explanation, Metrics, Status, Trace};
 use std::{collections::BTreeMap, path::Path};
@@ -27,7 +27,7 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
         }
         None => plan,
     };
-    let program = planning::program(&plan)?;
+    let program = spipe_search::program(&plan)?;
     let options = Options::default();
     let iterations = if what.once { Iterations::One } else { options.iterations };
     let options = Options { iterations, ..options };
@@ -69,10 +69,9 @@ fn explained(
     mut simulation: Simulation,
 ) -> Result<Simulation, Failure> {
     let Some(mut explanation) = simulation.trace.explanation.take() else { return Ok(simulation) };
-    let stop = interrupt::flag();
-    let case = explaining::Explained { plan, iteration: simulation.trace.iteration, stop: &stop };
+    let case = Explained::new(plan, simulation.trace.iteration, interrupt::flag());
     output::progress("trying changes …");
-    for (number, mut tried) in explaining::changes(case).into_iter().enumerate() {
+    for (number, mut tried) in changes(&case).into_iter().enumerate() {
         if let Some(folder) = &what.changes {
             let name = format!("change-{}.json", number + 1);
             Target::in_folder(Path::new(folder), &name)?.write(tried.plan.to_json().as_bytes())?;
@@ -80,7 +79,7 @@ fn explained(
         }
         explanation.changes.push(tried.change);
     }
-    explanation.pitfalls = explaining::pitfalls(case, program);
+    explanation.pitfalls = pitfalls(&case, program);
     output::progress("");
     simulation.trace.explanation = Some(explanation);
     Ok(simulation)

@@ -1,6 +1,6 @@
 //! `spipe trace`.
 
-use crate::{Failure, args, args::Format, input, output, output::Target, planning, report::trace::human};
+use crate::{Failure, args, args::Format, input, output, output::Target, report::trace::human};
 use serde::Serialize;
 use spipe_base::{ActionKind, Diagnostic, Position, Subject};
 use spipe_export::{ImportError, Imported, ProfilerFile, fingerprint, import};
@@ -117,7 +117,7 @@ fn name(imported: &mut Imported, plan: &Plan, path: &str) -> Result<(), Failure>
     if imported.plan.as_ref().is_some_and(|exported| *exported != own) {
         return Err(wrong("its system, batch, devices or choices of stages differ".to_owned()));
     }
-    let program = planning::program(plan)?;
+    let program = spipe_search::program(plan)?;
     imported.trace.name.clone_from(&program.shape().name);
     imported.trace.tokens = program.shape().tokens;
     Ok(())

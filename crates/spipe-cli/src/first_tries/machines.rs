@@ -1,6 +1,5 @@
-//! The shipped machine that suits a wish.
+//! The shipped machine that suits a wanted.
 
-use super::wish::Wish;
 use crate::names::plain;
 use spipe_base::Bytes;
 use spipe_hardware::Hardware;
@@ -12,6 +11,21 @@ pub const DEFAULT_MODEL: &str = "gpt2-xl";
 const DEFAULT_MACHINE: &str = "rtx4090-pcie4-128gb";
 /// Bytes of training state per parameter, with a third more for activations and reserved memory.
 const STATE: f64 = 16.0 * 1.3;
+
+/// The machine of a wanted.
+#[derive(Default)]
+pub struct Wanted {
+    /// A shipped machine or a path.
+    pub hardware: Option<String>,
+    /// A GPU, in lower case without separators.
+    pub gpu: Option<String>,
+    /// The number of GPUs.
+    pub gpus: Option<usize>,
+    /// The memory of a GPU.
+    pub vram: Option<Bytes>,
+    /// The memory of the host.
+    pub ram: Option<Bytes>,
+}
 
 /// A shipped machine.
 struct Machine {
@@ -46,10 +60,10 @@ pub fn gpus(name: &str) -> usize {
 
 /// The machine that was named, or the shipped one that suits the wish best: of those with the GPU, the
 /// number of GPUs, and the memories, the smallest that holds the training state.
-pub fn choose(wish: &Wish, model: Option<&Model>) -> String {
+pub fn choose(wanted: &Wanted, model: Option<&Model>) -> String {
     let all = shipped();
-    if let Some(name) = &wish.hardware {
-        let small = |machine: &Machine| machine.name == *name && wish.gpus.is_some_and(|gpus| machine.gpus < gpus);
+    if let Some(name) = &wanted.hardware {
+        let small = |machine: &Machine| machine.name == *name && wanted.gpus.is_some_and(|gpus| machine.gpus < gpus);
         if !all.iter().any(small) {
             return name.clone();
         }
@@ -57,16 +71,16 @@ pub fn choose(wish: &Wish, model: Option<&Model>) -> String {
     let state = model.map_or(0.0, |model| model.parameters() as f64 * STATE);
     let misses = |machine: &Machine| {
         let size = |wanted: Option<Bytes>, has: Bytes| wanted.is_some_and(|wanted| off(wanted, has) > 0.35);
-        let gpu = wish.gpu.as_ref().is_some_and(|gpu| !plain(&machine.name).contains(gpu.as_str()));
-        let gpus = wish.gpus.is_some_and(|gpus| machine.gpus < gpus);
+        let gpu = wanted.gpu.as_ref().is_some_and(|gpu| !plain(&machine.name).contains(gpu.as_str()));
+        let gpus = wanted.gpus.is_some_and(|gpus| machine.gpus < gpus);
         let small = machine.memory.as_f64() < state;
-        [small, gpus, gpu, size(wish.vram, machine.vram), size(wish.ram, machine.dram)]
+        [small, gpus, gpu, size(wanted.vram, machine.vram), size(wanted.ram, machine.dram)]
     };
-    let open = wish.hardware.is_none()
-        && wish.gpu.is_none()
-        && wish.gpus.is_none()
-        && wish.vram.is_none()
-        && wish.ram.is_none();
+    let open = wanted.hardware.is_none()
+        && wanted.gpu.is_none()
+        && wanted.gpus.is_none()
+        && wanted.vram.is_none()
+        && wanted.ram.is_none();
     let default =
         all.iter().find(|machine| machine.name == DEFAULT_MACHINE && open && machine.memory.as_f64() >= state);
     let best = all.iter().min_by_key(|machine| {
@@ -77,13 +91,13 @@ pub fn choose(wish: &Wish, model: Option<&Model>) -> String {
 }
 
 /// The devices of a machine that has more GPUs than were asked for.
-pub fn some_gpus(wish: &Wish, name: &str) -> Option<String> {
-    let wanted = wish.gpus.filter(|gpus| *gpus > 0)?;
+pub fn some_gpus(wanted: &Wanted, name: &str) -> Option<String> {
+    let count = wanted.gpus.filter(|gpus| *gpus > 0)?;
     let toml = spipe_hardware::shipped().iter().find(|(shipped, _)| *shipped == name)?.1;
     let hardware = Hardware::from_toml(name, toml).ok()?;
     let (gpus, sockets): (Vec<_>, Vec<_>) = hardware.devices().iter().partition(|device| device.is_gpu());
-    let names = gpus.iter().take(wanted).chain(&sockets).map(|device| device.name.as_str());
-    (gpus.len() > wanted).then(|| names.collect::<Vec<_>>().join(","))
+    let names = gpus.iter().take(count).chain(&sockets).map(|device| device.name.as_str());
+    (gpus.len() > count).then(|| names.collect::<Vec<_>>().join(","))
 }
 
 /// The relative difference of two sizes.

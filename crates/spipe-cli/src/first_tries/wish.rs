@@ -16,16 +16,8 @@ pub struct Wish {
     pub model: Option<String>,
     /// A model that is not shipped.
     pub unknown: Option<String>,
-    /// A shipped machine or a path.
-    pub hardware: Option<String>,
-    /// A GPU, in lower case without separators.
-    pub gpu: Option<String>,
-    /// The number of GPUs.
-    pub gpus: Option<usize>,
-    /// The memory of a GPU.
-    pub vram: Option<Bytes>,
-    /// The memory of the host.
-    pub ram: Option<Bytes>,
+    /// The machine.
+    machine: machines::Wanted,
     /// Microbatches per iteration and GPU.
     accumulation: Option<u64>,
     /// Options of `spipe plan`, with their values.
@@ -67,7 +59,7 @@ impl Wish {
         if self.model.is_none() && names::model(word).is_some() {
             self.model = names::model(word).map(str::to_owned);
         } else if names::machines(word).next().is_some() {
-            self.gpu = Some(plain(word));
+            self.machine.gpu = Some(plain(word));
         } else if self.model.is_none() && self.unknown.is_none() {
             self.named(word);
         }
@@ -89,14 +81,14 @@ impl Wish {
     fn machine_named(&mut self, word: &str) {
         let shipped = spipe_hardware::shipped().iter().any(|(name, _)| *name == word);
         if shipped || std::path::Path::new(word).is_file() {
-            self.hardware = Some(word.into());
+            self.machine.hardware = Some(word.into());
             return;
         }
         let (count, gpu) = names::counted(word);
         if count > 1 {
-            self.gpus = usize::try_from(count).ok();
+            self.machine.gpus = usize::try_from(count).ok();
         }
-        self.gpu = Some(plain(gpu));
+        self.machine.gpu = Some(plain(gpu));
     }
 
     /// An option without a value.
@@ -128,12 +120,12 @@ impl Wish {
             }
             "gpus" | "num-gpus" | "n-gpus" | "ngpu" | "ngpus" | "num-devices" | "nproc-per-node" => {
                 match value.parse() {
-                    Ok(count) => self.gpus = Some(count),
+                    Ok(count) => self.machine.gpus = Some(count),
                     Err(_) => self.machine_named(value),
                 }
             }
-            "vram" | "gpu-memory" | "gpu-mem" => self.vram = size(value),
-            "ram" | "dram" | "cpu-memory" | "host-memory" => self.ram = size(value),
+            "vram" | "gpu-memory" | "gpu-mem" => self.machine.vram = size(value),
+            "ram" | "dram" | "cpu-memory" | "host-memory" => self.machine.ram = size(value),
             "gradient-accumulation-steps" | "accumulation" | "grad-accum" => self.accumulation = value.parse().ok(),
             _ => {
                 let option = synonyms::option(option);
@@ -150,17 +142,18 @@ impl Wish {
         let read = spipe_model::shipped().iter().find(|(name, _)| *name == model);
         let read =
             read.and_then(|(name, toml)| Model::from_toml(name, toml).ok()).or_else(|| input::model(&model).ok());
-        let gpus = self.gpus.unwrap_or(1);
+        let gpus = self.machine.gpus.unwrap_or(1);
         // A shipped machine with fewer GPUs stands for the GPU that it is named after.
-        if let Some(name) = self.hardware.as_ref().filter(|name| (1..gpus).contains(&machines::gpus(name))) {
-            self.gpu.get_or_insert(plain(name));
+        if let Some(name) = self.machine.hardware.as_ref().filter(|name| (1..gpus).contains(&machines::gpus(name))) {
+            self.machine.gpu.get_or_insert(plain(name));
         }
-        let shipped = self.gpu.as_ref().is_none_or(|gpu| names::machines(gpu).any(|name| machines::gpus(name) >= gpus));
+        let shipped =
+            self.machine.gpu.as_ref().is_none_or(|gpu| names::machines(gpu).any(|name| machines::gpus(name) >= gpus));
         let gpus = u32::try_from(gpus).unwrap_or(1);
-        let first = self.gpu.as_ref().filter(|_| !shipped).and_then(|gpu| names::composition(gpu, gpus));
+        let first = self.machine.gpu.as_ref().filter(|_| !shipped).and_then(|gpu| names::composition(gpu, gpus));
         let machine = match &first {
             Some(_) => "machine.toml".into(),
-            None => machines::choose(&self, read.as_ref()),
+            None => machines::choose(&self.machine, read.as_ref()),
         };
         self.batches();
         let mut command: Vec<String> =
@@ -180,7 +173,7 @@ impl Wish {
                 command.truncate(before);
             }
         }
-        if let Some(devices) = first.is_none().then(|| machines::some_gpus(&self, &machine)).flatten() {
+        if let Some(devices) = first.is_none().then(|| machines::some_gpus(&self.machine, &machine)).flatten() {
             command.extend(["--devices".into(), devices]);
         }
         Suggestion { first, command: shown(&command), unknown: self.unknown }
@@ -190,7 +183,8 @@ impl Wish {
     fn batches(&mut self) {
         let of = |name: &str| self.kept.iter().position(|(kept, _)| kept == name);
         let microbatch = of("microbatch").and_then(|place| self.kept[place].1.as_ref()?.parse::<u64>().ok());
-        let steps = self.accumulation.unwrap_or(1).saturating_mul(self.gpus.map_or(1, |gpus| gpus.max(1) as u64));
+        let steps =
+            self.accumulation.unwrap_or(1).saturating_mul(self.machine.gpus.map_or(1, |gpus| gpus.max(1) as u64));
         let option = of("global-batch").map(|place| self.kept.remove(place));
         let batch = match microbatch.filter(|_| option.is_none()) {
             Some(microbatch) => {

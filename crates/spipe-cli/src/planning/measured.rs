@@ -2,22 +2,23 @@
 //! baseline`, and planned as these commands plan.
 
 use super::{
-    DriveFor, Request, layout, search,
     task::{self, Task},
-    tensor_data, workloads,
+    tensor_data,
 };
 use crate::{
     Failure, args,
     args::{Args, Given},
     idle::Idle,
     input,
+    options::OPTIONS,
 };
 use clap::{CommandFactory, FromArgMatches};
 use spipe_base::Diagnostic;
 use spipe_fit::{Command, Field, Refusal, Run, Runs, Stated, TensorData, Work};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
-use std::{sync::atomic::AtomicBool, time::Duration};
+use spipe_search::{Chosen, Request, compare::tensor_data::best, search, workloads};
+use std::time::Duration;
 
 /// The time to search the plan of a run that gives no limit: its pins should leave little to search.
 const TIME_LIMIT: Duration = Duration::from_secs(5);
@@ -77,28 +78,19 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         .options(&["solve-for", "sensitivity", "output", "threads"], "in a measured run", "leave it out")
         .refuse()?;
     let task = Task::on(&what, model, hardware)?;
-    let (pinned, systems) = layout::conditions(&what, &task)?;
+    let Chosen { pinned, systems, .. } = task::conditions(&what, &task)?;
     let task = task.under_unfitted(&what, &systems, runtime)?;
     task::idle(&what, &given, (&task, &systems))?;
+    let workloads = workloads(task.template, task.global_batch, &pinned.microbatch)?;
     let found = search(&Request {
-        model: &task.model,
-        hardware: &task.hardware,
-        workloads: workloads(task.template, task.global_batch, &pinned.microbatch)?,
         systems,
-        planner: &what.planner,
+        planner: what.planner,
         time_limit: if given.has("time-limit") { input::limit(what.time_limit)? } else { TIME_LIMIT },
         gap: input::fraction(&what.gap)?,
-        threads: 1,
-        stop: &AtomicBool::new(false),
         pins: pinned.pins,
-        start: None,
-        host_help: true,
-        drive_for: DriveFor::default(),
-        drives: false,
-        on_drives: None,
         effort: what.effort.map(Into::into),
-        watch: None,
-        hint: false,
+        spelling: OPTIONS,
+        ..Request::new(task.model, task.hardware, workloads)
     })?;
     Ok(Work::Planned(Box::new(found.plan)))
 }
@@ -119,7 +111,7 @@ fn shared(options: &[String], run: &Stated, (model, hardware, runtime): On) -> R
     let model = what.training.adapt(model, false)?;
     let hardware = input::part(hardware, &args::Devices::names(&what.devices))?.under(runtime);
     let (priced, refused) = tensor_data::priced(&what, (&model, &hardware))?;
-    let Some(best) = tensor_data::best(&priced) else {
+    let Some(best) = best(&priced) else {
         let reason =
             refused.map_or_else(|| "no two degrees multiply to the number of GPUs".into(), |error| error.to_string());
         return Err(Failure::argument(reason, "give other degrees, or another batch"));

@@ -6,11 +6,14 @@ use crate::{
     args::{Given, Unknown},
     idle::Idle,
     input,
+    options::OPTIONS,
+    output,
 };
 use spipe_cost::{DataShape, Mode, Workload};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Attention, Model, Operations};
 use spipe_plan::{Placement, System};
+use spipe_search::{Chosen, Conditions, Words, attends};
 
 /// The model, machine and workload to plan for.
 pub struct Task {
@@ -107,6 +110,18 @@ impl Task {
     }
 }
 
+/// The conditions of a command line on the plan of a task, and the systems that they leave.
+pub fn conditions(what: &args::Plan, task: &Task) -> Result<Chosen, Failure> {
+    let devices = args::Devices::names(&what.devices);
+    let words = Words { pins: &what.pin, system: &what.system, microbatch: &what.microbatch };
+    let asked = Conditions { layout: what.layout.as_deref(), words, devices: &devices };
+    let chosen = spipe_search::conditions(&asked, (&task.model, &task.hardware), &task.template, OPTIONS)?;
+    if let Some(warning) = &chosen.warning {
+        output::talk(&warning.to_string());
+    }
+    Ok(chosen)
+}
+
 /// The machine with the head-room that was asked for.
 fn roomy(hardware: Hardware, what: &args::Plan) -> Result<Hardware, Failure> {
     let Some(given) = &what.head_room else { return Ok(hardware) };
@@ -152,7 +167,7 @@ pub fn idle(what: &args::Plan, given: &Given, (task, systems): (&Task, &[System]
             "leave it out, or plan with `--mode train`",
         )
         .options_if(
-            !input::attends(&task.model),
+            !attends(&task.model),
             &["materialised-attention"],
             "to a model without known attention",
             "leave it out",

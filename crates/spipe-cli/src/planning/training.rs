@@ -2,16 +2,12 @@
 
 use crate::{Failure, args, text_files};
 use spipe_base::Diagnostic;
-use spipe_cost::{Formats, Mode, Workload, check_training};
+use spipe_cost::{Formats, Workload, check_training};
 use spipe_model::{Adapter, Lora, Model};
-use spipe_plan::System;
 use std::path::Path;
 
 /// The name of PEFT's file.
 const ADAPTER_CONFIG: &str = "adapter_config.json";
-
-/// The systems whose steps run on the device that computes, without copies of gradients.
-const IN_BACKWARD: [System; 3] = [System::GpuOnly, System::Checkpointing, System::CpuOnly];
 
 impl args::Training {
     /// The model with its adapters. Without a rank, the rank is 1 if it is `solved` for.
@@ -46,23 +42,6 @@ impl args::Training {
 /// Refuses a workload that cannot train `model`.
 pub fn check(model: &Model, workload: &Workload) -> Result<(), Failure> {
     check_training(model, workload).map_err(Failure::Arguments)
-}
-
-/// The systems that can run the workload: with an optimizer in the backward, some of `systems`.
-pub fn systems(systems: Vec<System>, workload: &Workload, auto: bool) -> Result<Vec<System>, Failure> {
-    if !workload.formats.optimizer_in_backward || workload.mode != Mode::Train {
-        return Ok(systems);
-    }
-    let (some, others): (Vec<System>, Vec<System>) =
-        systems.into_iter().partition(|system| IN_BACKWARD.contains(system));
-    match others.first() {
-        Some(other) if !auto => {
-            let message = format!("`{other}` does not run the optimizer in the backward");
-            let names = IN_BACKWARD.map(System::name).join(", ");
-            Err(Failure::argument(message, format!("leave `--optimizer-in-backward` out, or plan with {names}")))
-        }
-        _ => Ok(if some.is_empty() { IN_BACKWARD.to_vec() } else { some }),
-    }
 }
 
 /// The adapters of a folder of PEFT.

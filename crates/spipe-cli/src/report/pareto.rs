@@ -1,6 +1,7 @@
 //! The trade of memory for time of Superpipeline on one GPU.
 
-use crate::{planning::pareto::Front, tables::table};
+use crate::tables::table;
+use spipe_search::questions::Front;
 
 /// A row for each choice on the front, for a model of `layers` layers; a sentence if there was no
 /// time for it.

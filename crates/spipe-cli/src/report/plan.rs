@@ -1,10 +1,7 @@
 //! A plan: its stages, the systems that were considered, and how good it is.
 
 use super::{sensitivity, stages};
-use crate::{
-    planning::{Ended, Found, Least},
-    tables::table,
-};
+use crate::tables::table;
 use spipe_base::{
     SimTime,
     readable::{per_second, percent},
@@ -12,6 +9,7 @@ use spipe_base::{
 use spipe_cost::Workload;
 use spipe_plan::{ExpectedError, Layout, OutcomeStatus, System};
 use spipe_planner::{Effort, LARGEST_HEAD_START, Solution};
+use spipe_search::{Ended, Found, questions::Least};
 
 /// The plan, its rivals and its proof. `front` is the text of the Pareto front, `least` the least
 /// memory for some plan, `output` the file that the plan was written to.

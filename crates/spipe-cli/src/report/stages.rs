@@ -8,12 +8,13 @@
 //!
 //! Parameters and bytes are those of all stages of a row.
 
-use crate::{planning::Least, tables::table};
+use crate::tables::table;
 use spipe_base::{
     DeviceId, LayerId, StageId,
     readable::{count, percent},
 };
 use spipe_plan::{Context, Footprint, GradientsLeave, Knob, Plan, Stage, StageFootprint, Weights, footprint};
+use spipe_search::questions::Least;
 
 /// The least number of stages that share a row although they are not consecutive: two are clearer
 /// as two rows.

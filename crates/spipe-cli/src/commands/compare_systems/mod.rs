@@ -1,7 +1,5 @@
 //! `spipe compare-systems`: every system on one model and machine, side by side.
 
-mod data_parallel;
-mod figures;
 mod pictures;
 mod table;
 
@@ -9,25 +7,27 @@ use crate::{
     Failure, args,
     args::{Format, Given},
     idle::Idle,
-    input, interrupt, output,
+    input, interrupt,
+    options::OPTIONS,
+    output,
     output::Target,
-    planning::{self, DriveFor, Request},
+    planning::training,
 };
-use figures::{Compared, Planned};
 use serde::Serialize;
 use spipe_cost::{DataShape, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Operations};
 use spipe_plan::System;
-use spipe_planner::Pins;
-use spipe_sim::{Options, simulate};
-use std::{collections::BTreeSet, str::FromStr, sync::atomic::Ordering};
-
-/// The gap at which the search of one system ends early: that of `spipe plan`.
-const GAP: f64 = 0.005;
-
-/// The name of plain data parallelism, which is no system of plans.
-const DATA_PARALLEL: &str = "data-parallel";
+use spipe_search::{
+    Request, attends,
+    compare::{Compared, DATA_PARALLEL, compared, data_parallel},
+    cores, workloads,
+};
+use std::{
+    collections::BTreeSet,
+    str::FromStr,
+    sync::{Arc, atomic::Ordering},
+};
 
 /// Plans and simulates each system, and prints and draws their figures.
 pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result<(), Failure> {
@@ -36,37 +36,25 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
     let page = what.output.as_deref().map(|path| pictures::page_target(path, &inputs)).transpose()?;
     let plot = what.plot.as_deref().map(|path| pictures::plot_target(path, &inputs)).transpose()?;
     let case = Case::new(what, given)?;
-    let threads = what.threads.map_or_else(planning::cores, |threads| threads.clamp(1, planning::cores()));
+    let threads = what.threads.map_or_else(cores, |threads| threads.clamp(1, cores()));
+    let request = Request {
+        time_limit: limit,
+        threads,
+        stop: Arc::clone(&stop),
+        drives: true,
+        spelling: OPTIONS,
+        ..Request::new(Arc::clone(&case.model), Arc::clone(&case.hardware), case.workloads.clone())
+    };
     let mut all = Vec::new();
     for system in &case.systems {
         if stop.load(Ordering::Relaxed) {
             break;
         }
         output::progress(&format!("{system} …"));
-        let request = Request {
-            model: &case.model,
-            hardware: &case.hardware,
-            workloads: case.workloads.clone(),
-            systems: vec![*system],
-            planner: "ilp",
-            time_limit: limit,
-            gap: GAP,
-            threads,
-            stop: &stop,
-            pins: Pins::default(),
-            start: None,
-            host_help: true,
-            drive_for: DriveFor::default(),
-            drives: true,
-            on_drives: None,
-            effort: None,
-            watch: None,
-            hint: false,
-        };
         all.push(compared(*system, &request)?);
     }
     if case.data_parallel {
-        all.push(data_parallel::compared(&case.model, &case.hardware, &case.workloads));
+        all.push(data_parallel(&case.model, &case.hardware, &case.workloads));
     }
     output::progress("");
     if let Some(target) = page {
@@ -82,17 +70,6 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
     output::report(format, &table::human(&case.title(), &all), &data)
 }
 
-/// The figures of one system, or why it has none.
-fn compared(system: System, request: &Request<'_>) -> Result<Compared, Failure> {
-    let found = match planning::search(request) {
-        Ok(found) => found,
-        Err(failure) => return Compared::refused(system.name(), failure),
-    };
-    let program = planning::program(&found.plan)?;
-    let simulation = simulate(&program, &Options::default());
-    Ok(Compared::of(system.name(), Planned { plan: &found.plan, program: &program }, simulation.trace))
-}
-
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct Data<'a> {
@@ -104,8 +81,8 @@ struct Data<'a> {
 
 /// The model, machine, workloads and systems to compare.
 struct Case {
-    model: Model,
-    hardware: Hardware,
+    model: Arc<Model>,
+    hardware: Arc<Hardware>,
     template: Workload,
     workloads: Vec<Workload>,
     systems: Vec<System>,
@@ -123,7 +100,7 @@ impl Case {
         Idle::among(given)
             .options_if(mode != Mode::Train, &["optimizer", "clip-norm"], "in inference", "leave it out")
             .options_if(
-                !input::attends(&model),
+                !attends(&model),
                 &["materialised-attention"],
                 "to a model without known attention",
                 "leave it out",
@@ -145,9 +122,10 @@ impl Case {
             loss: None,
         };
         let template = what.shape.shape(template)?;
-        planning::training::check(&model, &template)?;
-        let workloads = planning::workloads(template, what.global_batch, &what.microbatch)?;
+        training::check(&model, &template)?;
+        let workloads = workloads(template, what.global_batch, &what.microbatch)?;
         let (systems, data_parallel) = systems(&what.system)?;
+        let (model, hardware) = (Arc::new(model), Arc::new(hardware));
         Ok(Self { model, hardware, template, workloads, systems, data_parallel })
     }
 

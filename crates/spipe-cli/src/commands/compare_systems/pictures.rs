@@ -2,11 +2,11 @@
 
 use super::{
     Target,
-    figures::{Compared, Status},
     table::{HEADINGS, cells, ordered},
 };
 use crate::Failure;
 use spipe_base::readable::per_second;
+use spipe_search::compare::{Compared, Status};
 use spipe_timeline::{Bar, Bars, SystemCell, SystemRow, Systems, bars_png, bars_svg, systems_page};
 
 /// The kind of a plot.

@@ -1,11 +1,11 @@
 //! The table for people: systems with a plan by speed, then those without one.
 
-use super::figures::{Compared, Status};
 use crate::tables::dense_table;
 use spipe_base::{
     Bytes,
     readable::{per_second, percent},
 };
+use spipe_search::compare::{Compared, Status};
 use std::collections::BTreeMap;
 
 /// The headings behind the system's name.

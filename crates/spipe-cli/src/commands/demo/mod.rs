@@ -7,9 +7,9 @@ use crate::{
     Failure, args,
     args::Format,
     calibration::{self, Request},
-    executors, input, output,
-    planning::{self, DriveFor, Found},
-    report,
+    executors, input,
+    options::OPTIONS,
+    output, report,
     running::{Run, checkpoints::Persistence, data, execute, tokenizer::Encoding},
     tables::table,
 };
@@ -24,10 +24,11 @@ use spipe_hardware::{Hardware, HardwareFile};
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::Plan;
 use spipe_planner::Solution;
+use spipe_search::{Found, SearchError, cores};
 use spipe_sim::Options;
 use spipe_timeline::Picture;
 use spipe_trace::Trace;
-use std::{path::Path, sync::atomic::AtomicBool, time::Duration};
+use std::{path::Path, time::Duration};
 
 /// The microbatches of an iteration, of one sequence each: a step of the demo's model takes a
 /// second or two on two cores.
@@ -73,7 +74,7 @@ pub fn run(what: &args::Demo, format: Format) -> Result<(), Failure> {
     talk(&planned);
 
     step("5. Simulating");
-    let program = planning::program(&found.plan)
+    let program = spipe_search::program(&found.plan)
         .map_err(|failure| Failure::Bug(format!("the plan's program is not well-formed: {failure}")))?;
     let predicted = spipe_sim::simulate(&program, &Options::default()).trace;
     talk(&report::trace::human(&predicted));
@@ -175,32 +176,22 @@ fn does_not_fit(model: &Model, hardware: &Hardware) -> String {
     )
 }
 
-fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str) -> Result<Found, Failure> {
-    planning::search(&planning::Request {
-        model,
-        hardware,
-        workloads: vec![workload],
+fn search(model: &Model, hardware: &Hardware, workload: Workload, planner: &str) -> Result<Found, SearchError> {
+    spipe_search::search(&spipe_search::Request {
         systems: spipe_planner::SYSTEMS.to_vec(),
-        planner,
+        planner: planner.into(),
         time_limit: PLANNING,
-        effort: None,
-        watch: None,
-        gap: 0.005,
-        threads: planning::cores(),
-        stop: &AtomicBool::new(false),
-        pins: spipe_planner::Pins::default(),
-        start: None,
+        threads: cores(),
         // Keeps the demo simple: all of a stage is on its device.
         host_help: false,
-        hint: false,
-        drive_for: DriveFor::default(),
         drives: true,
-        on_drives: None,
+        spelling: OPTIONS,
+        ..spipe_search::Request::new(model.clone(), hardware.clone(), vec![workload])
     })
 }
 
 /// The plan, beside the one of the greedy planner.
-fn planned(found: &Found, greedy: Result<&Found, &Failure>) -> String {
+fn planned(found: &Found, greedy: Result<&Found, &SearchError>) -> String {
     let mut rows = table(&["planner", "stages", "system", "iteration"], &[3]);
     let mut add = |name: &str, found: &Found| {
         let solution = &found.solution;

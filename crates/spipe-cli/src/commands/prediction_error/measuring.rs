@@ -5,7 +5,7 @@ use super::cases::Case;
 use crate::{
     Failure, args,
     calibration::{self, Request},
-    executors, input, planning,
+    executors, input,
 };
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Text};
 use spipe_cost::Mode;
@@ -60,7 +60,7 @@ impl Study<'_> {
     pub fn measure(&self, case: &Case, executors: &[Executor]) -> Result<Measurement, Failure> {
         let file = self.machine(case, executors)?;
         let plan = case.plan(self.model, &calibration::machine(&file)?)?;
-        let program = planning::program(&plan)?;
+        let program = spipe_search::program(&plan)?;
         let predicted = simulated(case, &program);
         let (mut times, report) = self.run(&plan, &program, executors)?;
         times.sort_unstable();
@@ -110,7 +110,7 @@ impl Study<'_> {
             link.bandwidth = Some(Text(BytesPerSecond::bytes(AT_ONCE)));
             link.latency = None;
         }
-        let program = planning::program(&case.plan(self.model, &calibration::machine(&file)?)?)?;
+        let program = spipe_search::program(&case.plan(self.model, &calibration::machine(&file)?)?)?;
         Ok(simulated(case, &program).iteration.to_ms())
     }
 

@@ -1,13 +1,19 @@
 //! The answer of a sweep: the first machines planned again with much effort, then tables and files.
 
-use super::{Task, again::Again, judge::Planner, rented, repairs::Repairs};
-use crate::{Failure, args, args::Format, output, output::Target, tables::dense_table};
+use crate::{Failure, args, args::Format, output, output::Target, report as reports, tables::dense_table};
+use indicatif::ProgressBar;
 use serde::Serialize;
 use spipe_base::{Diagnostic, readable::per_second};
+use spipe_search::{
+    Found,
+    whatif::{JobPlanner, Look, Looked, Task, second_look},
+};
+use spipe_timeline::Picture;
+use spipe_trace::Trace;
 use spipe_whatif::{
-    Objective, Ranking, Run, Table, UNFITTED_ERROR,
+    Objective, Run, Table,
     amount::Hours,
-    rank, report,
+    report,
     report::{Linked, Rented, Subject},
 };
 use std::path::Path;
@@ -15,15 +21,14 @@ use std::path::Path;
 /// The lines of each list on the terminal.
 const LINES: usize = 8;
 
-/// The shares of the time that is left which go to neighbours and repairs, and then to much effort for the first
-/// machines; the rest is for rented machines.
-const NEIGHBOURS: f64 = 0.3;
-const EFFORT: f64 = 0.8;
+/// The width of timelines on the page, in characters.
+const WIDTH: usize = 100;
 
 /// An answer to give.
 pub struct Answerer<'a> {
     pub task: &'a Task,
-    pub planner: &'a Planner,
+    pub planner: &'a JobPlanner,
+    pub bar: &'a ProgressBar,
     pub rent: &'a [String],
     pub output: &'a args::WhatifOutput,
     pub format: Format,
@@ -47,54 +52,19 @@ struct Data<'a> {
 
 impl Answerer<'_> {
     /// Looks at the first machines again, ranks, prints and writes.
-    pub fn answer(&self, mut run: Run, target: Option<Target>) -> Result<(), Failure> {
-        let ranking = Ranking {
-            objective: self.task.setup.objective,
-            rows: self.task.setup.rows,
-            error: UNFITTED_ERROR,
-            as_of: self.task.setup.as_of,
-            own: self.task.own,
+    pub fn answer(&self, run: Run, target: Option<Target>) -> Result<(), Failure> {
+        let look = Look {
+            lines: LINES,
+            rent: self.rent,
+            all_words: self.output.output.as_deref().is_some_and(|path| path.ends_with(".html")),
+            describe: &described,
         };
-        let ranked = |run: &Run| rank((&self.task.job, &self.task.sweep), run, ranking);
-        let low = ranked(&run);
-        let again = Again { task: self.task, planner: self.planner, lines: LINES };
-        self.planner.begin(NEIGHBOURS);
-        if let Some(first) = low.machines.first() {
-            again.neighbours(&mut run, self.task.own.unwrap_or(first.index))?;
-        }
-        let repairs = Repairs::of(self.task, self.planner).look(&mut run, &low, LINES)?;
-        self.planner.begin(EFFORT);
-        let mut plans = Linked::new();
-        let efforts = again.with_effort(&mut run, &low, &mut plans)?;
-        let mut table = ranked(&run);
-        table.machines.iter_mut().for_each(|row| row.effort = efforts.get(&row.index).copied());
-        for machine in &mut table.infeasible {
-            if let Some(repair) = repairs.get(&machine.index) {
-                machine.repair.clone_from(repair);
-                machine.repair_is_cheapest = true;
-            }
-        }
-        self.planner.begin(1.0);
-        let mut rented = rented::rented(self.task, self.planner, self.rent)?;
-        if self.output.output.as_deref().is_some_and(|path| path.ends_with(".html")) {
-            again.words(&run, &table, &mut plans)?;
-        }
-        self.planner.finish();
-        let subject = |rented| Subject {
-            job: &self.task.job,
-            sweep: &self.task.sweep,
-            table: &table,
-            objective: ranking.objective,
-            as_of: ranking.as_of,
-            rented,
-        };
-        if let Some(first) = table.machines.first() {
-            let even = |one: &Rented| report::break_even(&subject(&[]), first, one.cost_of_job.typical);
-            let evens: Vec<Option<f64>> = rented.iter().map(even).collect();
-            rented.iter_mut().zip(evens).for_each(|(one, even)| one.break_even_jobs_per_year = even);
-        }
-        self.write(&subject(&rented), &plans, target)?;
-        self.verdict(&subject(&rented))
+        let looked = second_look(self.task, self.planner, run, &look);
+        self.bar.finish_and_clear();
+        let Looked { table, rented, plans } = looked?;
+        let subject = self.task.subject(&table, &rented);
+        self.write(&subject, &plans, target)?;
+        self.verdict(&subject)
     }
 
     fn write(&self, subject: &Subject<'_>, plans: &Linked, target: Option<Target>) -> Result<(), Failure> {
@@ -157,6 +127,12 @@ impl Answerer<'_> {
         }
         Ok(())
     }
+}
+
+/// A plan of the page in words, with its timeline.
+fn described(found: &Found, trace: &Trace) -> String {
+    let timeline = spipe_timeline::text(&Picture { trace, second: None, title: None }, WIDTH);
+    format!("{}\n{timeline}", reports::plan::human(found, ("", &[]), None))
 }
 
 fn status(subject: &Subject<'_>) -> &'static str {

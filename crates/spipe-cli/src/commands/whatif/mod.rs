@@ -1,26 +1,26 @@
 //! `spipe whatif`.
 
-mod again;
 mod answer;
-mod clock;
 mod given;
-mod judge;
-mod own;
-mod rented;
-mod repairs;
 
 use crate::{
     Failure, args,
     args::{Format, Given},
-    first_tries, input, market, output,
+    first_tries, input, interrupt, market,
+    options::OPTIONS,
+    output,
     output::Target,
 };
 use answer::Answerer;
-use judge::Planner;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::Diagnostic;
-use spipe_market::{Catalogue, Source};
-use spipe_whatif::{Counts, Plans, Question, Setup, Shard, State, Sweep, merge, run as sweep_run, sweep};
-use std::collections::BTreeSet;
+use spipe_market::Source;
+use spipe_search::{
+    cores,
+    whatif::{Clock, JobPlanner, Task, Training},
+};
+use spipe_whatif::{Counts, Job, Plans, Shard, State, Sweep, TrainFile, merge, run as sweep_run};
+use std::{collections::BTreeSet, time::Duration};
 
 /// Sweeps machines for a job, or joins the parts of a sweep.
 pub fn run(what: &args::Whatif, given: &Given, format: Format) -> Result<(), Failure> {
@@ -30,41 +30,32 @@ pub fn run(what: &args::Whatif, given: &Given, format: Format) -> Result<(), Fai
     }
 }
 
-/// A sweep with all that it is about.
-pub struct Task {
-    pub setup: Setup,
-    pub job: spipe_whatif::Job,
-    pub catalogue: Catalogue,
-    pub sweep: Sweep,
-    /// The place of the machine to add to.
-    pub own: Option<usize>,
+/// The bar of a sweep of machines.
+fn bar(machines: usize, format: Format) -> ProgressBar {
+    let bar = match format {
+        Format::Human => ProgressBar::new(machines as u64),
+        Format::Json => ProgressBar::with_draw_target(Some(machines as u64), ProgressDrawTarget::hidden()),
+    };
+    if let Ok(style) = ProgressStyle::with_template("{human_pos} of {human_len} machines · {msg} · {eta} left") {
+        bar.set_style(style);
+    }
+    bar
 }
 
-impl Task {
-    /// Composes the machines of a setup.
-    fn new(setup: Setup, catalogue: Catalogue) -> Result<Self, Failure> {
-        let job = setup.job.clone().check().map_err(Failure::Input)?;
-        let (sweep, own) = if setup.own.is_empty() {
-            (sweep(&catalogue, &job, setup.as_of)?, None)
-        } else {
-            (own::sweep(&catalogue, &job, &setup)?, Some(0))
-        };
-        if sweep.candidates.is_empty() {
-            let reasons = sweep
-                .skipped
-                .iter()
-                .map(|skipped| format!("{} by `{}` ({})", skipped.count, skipped.rule, skipped.example));
-            let message = format!("no machine is left of the sweep: {}", reasons.collect::<Vec<_>>().join("; "));
-            let hint = "vary more, or allow a higher budget or more power";
-            return Err(Failure::Infeasible(Diagnostic::error(message).hint(hint)));
-        }
-        Ok(Self { setup, job, catalogue, sweep, own })
-    }
-
-    fn question(&self, shard: Shard, bounds: bool) -> Question<'_> {
-        let Setup { objective, rows, .. } = self.setup;
-        Question { job: &self.job, sweep: &self.sweep, objective, rows, shard, bounds }
-    }
+/// The planner of a job, within a time limit.
+fn planner(job: &Job, limit: Option<Duration>, bar: &ProgressBar) -> Result<JobPlanner, Failure> {
+    let training = |train: &TrainFile| {
+        let runtime = train.runtime.as_deref().map(input::runtime).transpose()?;
+        Ok(Training::new(train, input::model(&train.model)?, runtime, OPTIONS)?)
+    };
+    let trainings = job.file.train.iter().map(training).collect::<Result<_, Failure>>()?;
+    let bar = bar.clone();
+    let tell = move |decided: usize, counts: Counts| {
+        bar.set_position(decided as u64);
+        let Counts { solved, shared, bounded, .. } = counts;
+        bar.set_message(format!("{solved} planned, {shared} shared, {bounded} bounded"));
+    };
+    Ok(JobPlanner::new(trainings, Clock::new(limit, interrupt::flag()), Box::new(tell)))
 }
 
 fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), Failure> {
@@ -93,7 +84,8 @@ fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), 
         None => Plans::new(),
     };
     let task = Task::new(setup, catalogue)?;
-    let planner = Planner::new(&task.job, task.sweep.candidates.len(), limit, format)?;
+    let bar = bar(task.sweep.candidates.len(), format);
+    let planner = planner(&task.job, limit, &bar)?;
     let question = task.question(shard.unwrap_or(Shard::WHOLE), task.own.is_none());
     let pool = pool(what.threads)?;
     if shard.is_none() {
@@ -105,14 +97,15 @@ fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), 
         kept.write(output::to_json(&state)?.as_bytes())?;
     }
     if shard.is_some() {
-        planner.finish();
+        bar.finish_and_clear();
         output::talk(&tally(&task.sweep, &state));
         if let Some(target) = target {
             target.write(output::to_json(&state)?.as_bytes())?;
         }
         return Ok(());
     }
-    let answerer = Answerer { task: &task, planner: &planner, rent: &what.rent, output: &what.output, format };
+    let answerer =
+        Answerer { task: &task, planner: &planner, bar: &bar, rent: &what.rent, output: &what.output, format };
     pool.install(|| answerer.answer(found, target))
 }
 
@@ -130,7 +123,7 @@ fn tally(sweep: &Sweep, state: &State) -> String {
 }
 
 /// The time limit of a job of flags.
-const FIRST_TRY: std::time::Duration = std::time::Duration::from_secs(30);
+const FIRST_TRY: Duration = Duration::from_secs(30);
 
 /// The share of the time limit for the sweep itself.
 const SWEEP: f64 = 0.6;
@@ -159,17 +152,18 @@ fn join(what: &args::WhatifMerge, format: Format) -> Result<(), Failure> {
         catalogue.add(Source::read("catalogue", text)?.parsed);
     }
     let task = Task::new(whole.setup, catalogue)?;
-    let planner = Planner::new(&task.job, 0, None, format)?;
+    let bar = bar(0, format);
+    let planner = planner(&task.job, None, &bar)?;
     let mut found = spipe_whatif::Run { counts: whole.counts, plans: whole.plans, ..spipe_whatif::Run::default() };
     // A machine without a plan was set aside in its part.
     found.answers = task.sweep.candidates.iter().map(|candidate| found.plans.get(&candidate.key).cloned()).collect();
-    let answerer = Answerer { task: &task, planner: &planner, rent: &[], output: &what.output, format };
+    let answerer = Answerer { task: &task, planner: &planner, bar: &bar, rent: &[], output: &what.output, format };
     pool(None)?.install(|| answerer.answer(found, target))
 }
 
 /// The threads of a sweep.
 fn pool(threads: Option<usize>) -> Result<rayon::ThreadPool, Failure> {
-    let threads = threads.map_or_else(crate::planning::cores, |threads| threads.clamp(1, crate::planning::cores()));
+    let threads = threads.map_or_else(cores, |threads| threads.clamp(1, cores()));
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     pool.map_err(|error| Failure::Bug(format!("threads cannot be started: {error}")))
 }

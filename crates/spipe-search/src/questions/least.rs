@@ -1,0 +1,98 @@
+//! The least memory with which some plan exists.
+
+use crate::{
+    request::Request,
+    search::{fits::fits, found::Found},
+    setting::Setting,
+};
+use spipe_base::{Bytes, MemoryId, SimTime};
+use spipe_plan::uses_drives;
+use spipe_planner::{Fit, Options};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+/// The most time: where the least memory is not known by then, proofs that nothing fits take long.
+const MOST: Duration = Duration::from_secs(1);
+
+/// The same where the search counts steps and is to end at once.
+const BY_STEPS: Duration = Duration::from_millis(100);
+
+/// The search ends when the capacity is known to this fraction.
+const PRECISION: f64 = 1.0 / 64.0;
+
+/// The least capacity of one memory, while the others stay as they are.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Least {
+    /// The memory.
+    pub memory: MemoryId,
+    /// The capacity, known to a 64th; none where the time limit came first.
+    pub capacity: Option<Bytes>,
+    /// The iteration of the plan that was found for it.
+    pub iteration: Option<SimTime>,
+}
+
+/// The least memory for some plan beside the one that was found, in the time that the search has left after `elapsed`, or
+/// a tenth of a second where it counts steps, in microbatches of the smallest size. The memories share the time. It is not
+/// sought for given stages, and unknown where drives help out.
+pub fn least(request: &Request, found: &Found, elapsed: Duration) -> Vec<Least> {
+    if request.pins.given_stages().is_some() {
+        return Vec::new();
+    }
+    let memories: Vec<(MemoryId, Bytes)> = found.plan.peaks().into_iter().collect();
+    if uses_drives(&found.plan.context(), found.plan.placement()) {
+        let unknown = |(memory, _)| Least { memory, capacity: None, iteration: None };
+        return memories.into_iter().map(unknown).collect();
+    }
+    let limit = if request.effort.is_some() { BY_STEPS } else { request.time_limit.saturating_sub(elapsed).min(MOST) };
+    let until = Instant::now() + limit;
+    let mut left = memories.len() as u32;
+    let mut list = Vec::new();
+    for (memory, filled) in memories {
+        let share = until.saturating_duration_since(Instant::now()) / left;
+        list.push(of_memory(request, (memory, filled), Instant::now() + share));
+        left -= 1;
+    }
+    list
+}
+
+fn of_memory(request: &Request, (memory, filled): (MemoryId, Bytes), until: Instant) -> Least {
+    let reserved = request.hardware.memories()[memory].reserved;
+    let unknown = Least { memory, capacity: None, iteration: None };
+    let (mut low, mut high) = (Bytes::ZERO, reserved + filled);
+    let mut found: Option<(Bytes, SimTime)> = None;
+    while low.as_f64() < high.as_f64() * (1.0 - PRECISION) {
+        // The plan itself fits its own bytes, or nearly: simulated peaks may lie above the count.
+        let middle = if found.is_none() { high } else { Bytes::new(low.get().midpoint(high.get())).up_to_printed() };
+        let Some(fitting) = fitting(request, (memory, middle), until) else { return unknown };
+        match fitting {
+            Some(iteration) => (high, found) = (middle, Some((middle, iteration))),
+            None if found.is_none() => return unknown,
+            None => low = middle,
+        }
+        if middle >= high && found.is_some_and(|(capacity, _)| capacity < middle) {
+            break;
+        }
+    }
+    Least { memory, capacity: found.map(|(capacity, _)| capacity), iteration: found.map(|(_, iteration)| iteration) }
+}
+
+/// The iteration of a plan that fits the machine with another capacity of a memory; none if none
+/// fits. `None` if the time ends before that is known.
+fn fitting(request: &Request, (memory, capacity): (MemoryId, Bytes), until: Instant) -> Option<Option<SimTime>> {
+    let left = until.saturating_duration_since(Instant::now());
+    let workload = request.workloads.iter().min_by_key(|workload| workload.microbatch)?;
+    if left.is_zero() {
+        return None;
+    }
+    // A machine with less memory than it reserves does not exist.
+    let Ok(machine) = request.hardware.with_capacity(memory, capacity) else { return Some(None) };
+    let Ok(setting) = Setting::new(&request.model, &Arc::new(machine), workload) else { return Some(None) };
+    let options = Options { pins: request.pins.clone(), time_limit: left, ..Options::default() };
+    match fits(&setting, &request.systems, options) {
+        Fit::Found(placement) => Some(setting.evaluator().checked_iteration(&placement)),
+        Fit::Never | Fit::NotFound => Some(None),
+        Fit::Late => None,
+    }
+}

@@ -1,0 +1,395 @@
+//! The search over the sizes of microbatches, without remedies.
+
+use super::{
+    by_layer,
+    drives::{self, Moved, OnDrives, RefusedOnDrives},
+    found::{End, Ended, Found, gap},
+    readable, refusal,
+    sizes::{ROUNDING, Sizes},
+    watched::Watched,
+};
+use crate::{error::SearchError, request::Request, setting::Setting};
+use spipe_base::SimTime;
+use spipe_cost::Workload;
+use spipe_plan::{Context, OutcomeStatus, Placement, System};
+use spipe_planner::{Claim, Effort, Options, PlanError, Planner, Problem, Solution};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
+
+/// The part of the time limit that the short searches over all sizes take together: each takes the
+/// same part of the time that the searches before it have left.
+const SHORT: u32 = 3;
+
+/// The share of the time limit, in percent, that the search itself takes where its plan is to be
+/// read: the rest is for a plan that is easier to read, and for the least memory.
+const SEARCHING: u32 = 90;
+
+/// A search that ends with less than this part of its time limit left has ended at the limit:
+/// planners poll the clock between steps.
+const NEARLY: u32 = 50;
+
+/// The quarters of the remaining time that go to the size with the fastest plan, while other sizes
+/// may have a faster one.
+const FASTEST: u32 = 3;
+
+/// The plan with the fastest simulated iteration over all sizes of microbatches.
+///
+/// At an effort, each size is searched once ([`Search::with_effort`]). Otherwise:
+///
+/// 1. Each size is searched at low effort without local search, and the best of them with it, which
+///    gives a plan at once.
+/// 2. Each size is searched for a short time.
+/// 3. The sizes whose search was cut short, and whose bound leaves room for a faster plan, are
+///    searched again, the one with the fastest plan first. Each takes three quarters of the
+///    remaining time, the last one all of it.
+/// 4. Time that is left goes to the size with the fastest plan, starting from that plan.
+///
+/// Where no plan fits the memories, and the machine has drives, optimizer state may be on them.
+/// Activations are on drives that are named only.
+pub fn attempt(request: &Request) -> Result<Found, Unsuccessful> {
+    let (named, spelling) = (request.drive_for, request.spelling);
+    let refused = if named.is_none() {
+        match in_memory(request, None) {
+            Err(Unsuccessful::Refused(refused)) => refused,
+            done => return done,
+        }
+    } else {
+        Refused { error: refusal::no_drive(named, spelling), left: request.time_limit, settled: false }
+    };
+    let systems: Vec<System> = request.systems.iter().copied().filter(|system| named.suits(*system)).collect();
+    let Some(roomy) = drives::roomy(request).filter(|_| !systems.is_empty()) else {
+        return Err(Unsuccessful::Refused(refused));
+    };
+    let closest = RefusedOnDrives::default();
+    let on_drives = OnDrives { machine: &request.hardware, named, refused: &closest };
+    let roomy = Request { hardware: Arc::new(roomy), systems, start: None, ..request.clone() };
+    match in_memory(&roomy, Some(on_drives)) {
+        Err(Unsuccessful::Refused(Refused { error, left, settled })) if !named.is_none() => {
+            let error = closest.closest().unwrap_or_else(|| match error {
+                error if settled => refusal::with_room(error, &request.hardware, named),
+                error @ PlanError::Infeasible { .. } => error,
+                _ => refusal::no_drive(named, spelling),
+            });
+            // Remedies are sought without drives, and know nothing of what is missing with them.
+            let of_no_memory = matches!(error, PlanError::Infeasible { missing: None, certain: true, .. });
+            Err(if of_no_memory {
+                Unsuccessful::Refused(Refused { error, left, settled: false })
+            } else {
+                refusal::failure(&error, spelling).into()
+            })
+        }
+        Err(Unsuccessful::Refused(_)) => Err(Unsuccessful::Refused(refused)),
+        done => done,
+    }
+}
+
+/// Why a search has no plan.
+pub enum Unsuccessful {
+    /// No plan satisfies the request.
+    Refused(Refused),
+    /// The search failed, or was stopped.
+    Failed(SearchError),
+}
+
+/// A request that no plan satisfies.
+pub struct Refused {
+    pub error: PlanError,
+    /// The time that is left for remedies.
+    pub left: Duration,
+    /// Whether a sum settles it.
+    pub settled: bool,
+}
+
+impl From<SearchError> for Unsuccessful {
+    fn from(error: SearchError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// The plan with the fastest simulated iteration among those that the machine's memories hold.
+fn in_memory(request: &Request, on_drives: Option<OnDrives<'_>>) -> Result<Found, Unsuccessful> {
+    let planner = planner(&request.planner)?;
+    let mut search = Search { request, on_drives, planner, start: Instant::now(), sizes: Sizes::default() };
+    if let Err(error) = enough_in_total(request) {
+        return Err(Unsuccessful::Refused(Refused { error, left: search.left(), settled: true }));
+    }
+    if !request.systems.iter().any(|system| request.pins.suit(*system)) {
+        return Err(Unsuccessful::Refused(Refused { error: no_pinned(request), left: search.left(), settled: false }));
+    }
+    if let Some(fault) = refusal::nowhere_to_offload(request) {
+        return Err(SearchError::Infeasible(fault).into());
+    }
+    search.all_sizes().map_err(|error| refusal::failure(&error, request.spelling))?;
+    search.sizes.keep_start(request);
+    search.conclude()
+}
+
+/// Refuses at once a model that all memories of the machine together cannot hold.
+fn enough_in_total(request: &Request) -> Result<(), PlanError> {
+    for workload in request.workloads.iter().take(1) {
+        // A model without times is refused later.
+        let Ok(setting) = Setting::new(&request.model, &request.hardware, workload) else { continue };
+        spipe_planner::enough_in_total(&setting.context())?;
+    }
+    Ok(())
+}
+
+/// A running search.
+struct Search<'a> {
+    request: &'a Request,
+    on_drives: Option<OnDrives<'a>>,
+    planner: &'static Planner,
+    start: Instant,
+    sizes: Sizes,
+}
+
+impl Search<'_> {
+    /// The time left for searching; where the search is watched, some remains for what follows it.
+    fn left(&self) -> Duration {
+        let all = self.request.time_limit;
+        let searching = if self.request.watch.is_some() { all / 100 * SEARCHING } else { all };
+        searching.saturating_sub(self.start.elapsed())
+    }
+
+    fn is_interrupted(&self) -> bool {
+        self.request.stop.load(Ordering::Relaxed)
+    }
+
+    fn all_sizes(&mut self) -> Result<(), PlanError> {
+        let (workloads, given) = (&self.request.workloads, self.request.start.as_ref());
+        if let Some(effort) = self.request.effort {
+            return self.with_effort(effort);
+        }
+        if self.planner.claim == Claim::OptimalWithinGap {
+            self.with_effort(Effort::Low)?;
+        }
+        for (index, workload) in workloads.iter().enumerate() {
+            if !self.sizes.has(workload.microbatch) || self.is_open(workload) {
+                let others = (workloads.len() - index) as u32;
+                let part = if workloads.len() == 1 { 1 } else { SHORT * others };
+                self.size(*workload, (self.left() / part, None), given)?;
+            }
+        }
+        if workloads.len() == 1 {
+            return Ok(());
+        }
+        let mut again = self.sizes.stopped_at(workloads);
+        again.reverse();
+        while let Some(workload) = again.pop() {
+            if self.is_open(&workload) {
+                let left = self.left();
+                let limit = if again.is_empty() { left } else { left / 4 * FASTEST };
+                self.size(workload, (limit, None), given)?;
+            }
+        }
+        let best = self.sizes.best.as_ref().map(|(workload, best)| (*workload, best.placement.clone()));
+        if let Some((workload, placement)) = best.filter(|(workload, _)| self.is_open(workload)) {
+            self.size(workload, (self.left(), None), Some(&placement))?;
+        }
+        Ok(())
+    }
+
+    /// Searches the sizes at an effort, the one with the least compute time first, and skips those that are not
+    /// faster than the best plan by more than the gap even if they only compute. At low effort, local search
+    /// starts from the fastest plan alone.
+    fn with_effort(&mut self, effort: Effort) -> Result<(), PlanError> {
+        let request = self.request;
+        let bound = |workload: &Workload| {
+            Setting::new(&request.model, &request.hardware, workload)
+                .map_or(SimTime::ZERO, |setting| spipe_cost::least_iteration(setting.table(), setting.hardware()))
+        };
+        let mut order: Vec<(SimTime, Workload)> =
+            request.workloads.iter().map(|workload| (bound(workload), *workload)).collect();
+        order.sort_by_key(|(bound, _)| *bound);
+        let several = effort == Effort::Low && order.len() > 1;
+        for (bound, workload) in order {
+            let best = self.sizes.best.as_ref().map(|(_, best)| best.simulated);
+            if best.is_some_and(|best| gap(best, bound) <= request.gap) {
+                let nothing = PlanError::NothingBetter { bound, examined: 0, stopped: false };
+                self.sizes.take((workload, false), Err(nothing))?;
+            } else {
+                let options = self.options((self.end_of_steps(), Some(effort)), request.start.as_ref());
+                let refinements = if several { 0 } else { options.refinements };
+                self.size_with(workload, Options { refinements, ..options })?;
+            }
+        }
+        let best = self.sizes.best.as_ref().map(|(workload, best)| (*workload, best.placement.clone()));
+        match best.filter(|_| several) {
+            Some((workload, placement)) => self.size(workload, (self.end_of_steps(), Some(effort)), Some(&placement)),
+            None => Ok(()),
+        }
+    }
+
+    /// The time limit of searches that count steps: none where only steps are counted.
+    fn end_of_steps(&self) -> Duration {
+        if self.request.effort.is_some() { Duration::MAX } else { self.left() }
+    }
+
+    /// Whether there is time for another search of a size that may still have a faster plan.
+    fn is_open(&self, workload: &Workload) -> bool {
+        !self.is_interrupted()
+            && self.left() > Duration::ZERO
+            && self.sizes.is_open(workload.microbatch, self.request.gap)
+    }
+
+    /// Searches one size.
+    fn size(
+        &mut self,
+        workload: Workload,
+        limits: (Duration, Option<Effort>),
+        start: Option<&Placement>,
+    ) -> Result<(), PlanError> {
+        let options = self.options(limits, start);
+        self.size_with(workload, options)
+    }
+
+    fn options(&self, (time_limit, effort): (Duration, Option<Effort>), start: Option<&Placement>) -> Options {
+        Options {
+            time_limit,
+            effort,
+            gap: self.request.gap,
+            threads: self.request.threads,
+            incumbent: self.sizes.best.as_ref().map(|(_, best)| best.simulated),
+            pins: self.request.pins.clone(),
+            start: start.cloned(),
+            host_help: self.request.host_help,
+            ..Options::default()
+        }
+    }
+
+    fn size_with(&mut self, workload: Workload, options: Options) -> Result<(), PlanError> {
+        let partial = options.effort.is_some() && self.request.effort.is_none();
+        let found = self.one_size(&workload, options);
+        self.sizes.take((workload, partial), found)?;
+        if let Some(watch) = self.request.watch.as_ref().filter(|_| self.sizes.are(self.request.workloads.len())) {
+            watch.bound(self.sizes.bound());
+        }
+        Ok(())
+    }
+
+    /// The best plan with the bound over all sizes, or why there is none.
+    fn conclude(self) -> Result<Found, Unsuccessful> {
+        let (request, left) = (self.request, self.left());
+        let Sizes { best, .. } = &self.sizes;
+        let Some((workload, solution)) = best else { return Err(self.refusal(left)) };
+        let (workload, mut solution) = (*workload, solution.clone());
+        // A bound of all systems at this size, perhaps from another search, is one of each system.
+        let of_size = self.sizes.bound_of(workload.microbatch);
+        for considered in &mut solution.considered {
+            let most = considered.simulated.unwrap_or(SimTime::MAX);
+            considered.bound = considered.bound.map(|bound| bound.max(of_size).min(most));
+        }
+        solution.bound = self.sizes.bound().min(solution.simulated);
+        solution.gap = gap(solution.simulated, solution.bound);
+        let ended = if self.sizes.proven() || solution.gap <= request.gap + ROUNDING {
+            Ended::Gap(request.gap)
+        } else if self.is_interrupted() {
+            Ended::Interrupted
+        } else if let Some(effort) = request.effort {
+            Ended::Effort(effort)
+        } else if self.sizes.stopped() && left <= request.time_limit / NEARLY {
+            Ended::Limit(request.time_limit)
+        } else {
+            Ended::Exhausted
+        };
+        solution.status = match ended {
+            Ended::Gap(_) => OutcomeStatus::Optimal,
+            Ended::Interrupted | Ended::Limit(_) => OutcomeStatus::Stopped,
+            Ended::Exhausted | Ended::Effort(_) => OutcomeStatus::Feasible,
+        };
+        if let Some(on_drives) = self.on_drives {
+            return Ok(Found::new(request, on_drives.machine, workload, End { solution, ended, fastest: None })?);
+        }
+        // A heuristic's plan is given as it is.
+        let chooses = self.planner.claim == Claim::OptimalWithinGap;
+        let (fastest, mut seen) = (solution.simulated, (solution.simulated, workload, solution.placement.clone()));
+        let watch = request.watch.as_ref().filter(|_| chooses);
+        if let Some(watch) = watch {
+            let limits = (self.sizes.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
+            seen = readable::easiest(request, watch, seen, limits);
+        }
+        let (simulated, workload, placement) = by_layer::least_memory(request, seen);
+        solution.gap = gap(simulated, solution.bound);
+        (solution.simulated, solution.placement) = (simulated, placement);
+        let fastest = Some(fastest).filter(|fastest| watch.is_some() && *fastest < simulated);
+        Ok(Found::new(request, &request.hardware, workload, End { solution, ended, fastest })?)
+    }
+
+    /// Why no size has a plan, with the time `left`.
+    fn refusal(&self, left: Duration) -> Unsuccessful {
+        let request = self.request;
+        let refused = |error| Unsuccessful::Refused(Refused { error, left, settled: false });
+        match self.sizes.refusal() {
+            None => SearchError::Bug("a search without sizes of microbatches".into()).into(),
+            Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => refused(error),
+            Some(PlanError::NoSystem) if !request.pins.is_empty() => refused(no_pinned(request)),
+            Some(PlanError::StoppedWithoutPlan { examined }) if !request.drive_for.is_none() => {
+                let closest = self.on_drives.and_then(|on| on.refused.closest());
+                let stopped = || refusal::stopped(request, examined);
+                closest.map_or_else(stopped, |error| refusal::failure(&error, request.spelling)).into()
+            }
+            Some(error) => refusal::failure(&error, request.spelling).into(),
+        }
+    }
+
+    fn one_size(&self, workload: &Workload, options: Options) -> Result<Solution, PlanError> {
+        let request = self.request;
+        let setting = |hardware| {
+            Setting::new(&request.model, hardware, workload).map_err(|error| PlanError::Infeasible {
+                reason: error.to_string(),
+                hint: "add its times for one of the devices to the model file".into(),
+                missing: None,
+                certain: true,
+            })
+        };
+        let (searched, watch) = (setting(&request.hardware)?, request.watch.as_deref());
+        let Some(OnDrives { machine, named, refused }) = self.on_drives else {
+            let evaluator = Watched { evaluator: searched.evaluator(), watch, workload: *workload };
+            return self.solved(searched.context(), options, &evaluator);
+        };
+        let real = setting(machine)?;
+        let moved = Moved { evaluator: real.evaluator(), named, refused, watch, workload: *workload };
+        let found = self.solved(searched.context(), options, &moved)?;
+        match moved.placement(&found.placement) {
+            Some(placement) => Ok(Solution { placement, ..found }),
+            None => Err(refused.closest().unwrap_or_else(|| refusal::no_drive(named, request.spelling))),
+        }
+    }
+
+    fn solved(
+        &self,
+        context: Context<'_>,
+        options: Options,
+        evaluator: &dyn spipe_planner::Evaluator,
+    ) -> Result<Solution, PlanError> {
+        let (request, planner) = (self.request, self.planner);
+        let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
+        let problem = Problem { context, systems, options, evaluator, stop: &request.stop };
+        if request.pins.given_stages().is_some() {
+            spipe_planner::plan_stages(&problem)
+        } else if planner.claim == Claim::OptimalWithinGap {
+            spipe_planner::plan_all(&problem, planner)
+        } else {
+            planner.plan(&problem)
+        }
+    }
+}
+
+/// The refusal of pins that no allowed system can satisfy, with any amount of memory.
+fn no_pinned(request: &Request) -> PlanError {
+    PlanError::Infeasible {
+        reason: "no placement of the allowed systems satisfies all pins".into(),
+        hint: format!("drop a pin, or use {}", request.spelling.value("system", "auto")),
+        missing: None,
+        certain: true,
+    }
+}
+
+fn planner(name: &str) -> Result<&'static Planner, SearchError> {
+    spipe_planner::planner(name).ok_or_else(|| {
+        let names = spipe_planner::PLANNERS.each_ref().map(|planner| planner.name).join(", ");
+        SearchError::request(format!("there is no planner `{name}`"), format!("use one of {names}"))
+    })
+}

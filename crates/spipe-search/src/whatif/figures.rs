@@ -1,0 +1,51 @@
+//! The figures of a plan on a machine of a sweep.
+
+use crate::{error::SearchError, evaluator::program, search::found::Found};
+use spipe_base::{LaneRole, SimTime};
+use spipe_sim::{Options, simulate};
+use spipe_trace::{Metrics, Trace};
+use spipe_whatif::Planned;
+use std::collections::BTreeMap;
+
+/// The figures of a plan, from its simulation, with the trace.
+pub fn planned(found: &Found) -> Result<(Planned, Trace), SearchError> {
+    let trace = simulate(&program(&found.plan)?, &Options::default()).trace;
+    let metrics = Metrics::of(&trace);
+    let context = found.plan.context();
+    let seconds = metrics.iteration.to_seconds().get();
+    let share =
+        |time: SimTime| if metrics.iteration == SimTime::ZERO { 0.0 } else { time.to_ms() / metrics.iteration.to_ms() };
+    let mut shares = BTreeMap::new();
+    let (mut gpus, mut cores) = (0.0, 0.0);
+    for (lane, busy) in &metrics.busy {
+        let own = &trace.lanes[lane.index()];
+        let share = share(*busy).min(1.0);
+        shares.insert(own.name.clone(), share);
+        let device = context.hardware.devices().iter().find(|device| device.name == own.device);
+        match device {
+            Some(device) if device.is_gpu() && own.role == LaneRole::Compute => gpus += share,
+            Some(device) if device.is_socket() => cores += share,
+            _ => {}
+        }
+    }
+    let count = |is: fn(&spipe_hardware::Device) -> bool| {
+        context.hardware.devices().iter().filter(|device| is(device)).count().max(1) as f64
+    };
+    let usable = |name: &str| context.hardware.memory(name).map(|id| context.hardware.memories()[id].usable());
+    let peaks: BTreeMap<String, u64> = metrics.peaks.iter().map(|(name, peak)| (name.clone(), peak.get())).collect();
+    let room =
+        metrics.peaks.iter().filter_map(|(name, peak)| Some((name.clone(), usable(name)?.saturating_sub(*peak).get())));
+    let planned = Planned {
+        tokens_per_second: context.workload().tokens() as f64 / seconds,
+        iteration_ms: metrics.iteration.to_ms(),
+        system: found.solution.placement.system.to_string(),
+        closed_form: false,
+        gap: Some(found.solution.gap),
+        gpu_share: (gpus / count(spipe_hardware::Device::is_gpu)).min(1.0),
+        core_share: (cores / count(spipe_hardware::Device::is_socket)).min(1.0),
+        head_room_bytes: room.collect(),
+        peak_bytes: peaks,
+        shares,
+    };
+    Ok((planned, trace))
+}

@@ -1,0 +1,187 @@
+//! The planner of a sweep: each machine takes the path of a single plan, with plain data parallelism beside it.
+
+use super::{clock::Clock, figures::planned, parallel::data_parallel};
+use crate::{
+    error::SearchError,
+    request::{
+        Request,
+        spelling::Spelling,
+        systems::current,
+        workloads::{seq_len, workloads},
+    },
+    search::{found::Found, search},
+    setting::Setting,
+};
+use spipe_base::SimTime;
+use spipe_cost::Workload;
+use spipe_hardware::{Hardware, Runtime};
+use spipe_model::{Model, Precision};
+use spipe_plan::System;
+use spipe_planner::{Effort, Options};
+use spipe_whatif::{Answer, Bounder, Counts, GLOBAL_BATCH, Judge, Planned, TrainFile};
+use std::{
+    borrow::Cow,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+/// A training with its model.
+pub struct Training {
+    model: Arc<Model>,
+    workloads: Vec<Workload>,
+    runtime: Option<Runtime>,
+    bounder: Bounder,
+}
+
+impl Training {
+    /// A training of a job, with the model and the runtime that it names.
+    ///
+    /// # Errors
+    /// The model has no such sequences, or the batch cannot be split.
+    pub fn new(
+        train: &TrainFile,
+        model: Model,
+        runtime: Option<Runtime>,
+        spelling: Spelling,
+    ) -> Result<Self, SearchError> {
+        let precision = train.precision.unwrap_or(Precision::Bf16);
+        let seq_len = seq_len(&model, train.seq_len, spelling)?;
+        train.data.check(seq_len).map_err(|(fault, hint)| SearchError::request(fault, hint))?;
+        let template = Workload {
+            seq_len,
+            precision,
+            data: train.data,
+            recompute_ops: train.recompute_ops,
+            loss: train.loss,
+            ..Workload::PLAIN
+        };
+        let workloads = workloads(template, train.global_batch.unwrap_or(GLOBAL_BATCH), "auto")?;
+        let bounder = Bounder::new(model.clone(), workloads.clone());
+        Ok(Self { model: Arc::new(model), workloads, runtime, bounder })
+    }
+
+    /// A rate that no simulated plan exceeds, or any rate from `enough` on that the bounds do not exclude; `None` if
+    /// no plan fits.
+    fn most_simulated(&self, hardware: &Hardware, systems: &[System], enough: f64) -> Option<f64> {
+        let options = Options { effort: Some(Effort::Low), time_limit: Duration::MAX, ..Options::default() };
+        let hardware = Arc::new(self.machine(hardware).into_owned());
+        let mut most = None;
+        for workload in &self.workloads {
+            // A model without times is refused by the search, which says why.
+            let Ok(setting) = Setting::new(&self.model, &hardware, workload) else { return Some(f64::INFINITY) };
+            let tokens = workload.tokens() as f64;
+            let wanted = SimTime::ns((tokens / enough * 1e9).min(u64::MAX as f64) as u64);
+            let least = spipe_planner::least_iteration((setting.context(), systems), &options, wanted);
+            if least < SimTime::MAX {
+                let rate = tokens / least.to_seconds().get();
+                most = Some(most.map_or(rate, |most: f64| most.max(rate)));
+            }
+            if most.is_some_and(|most| most >= enough) {
+                break;
+            }
+        }
+        most
+    }
+
+    /// Plain data parallelism, if it fits.
+    fn data_parallel(&self, hardware: &Hardware) -> Option<Planned> {
+        data_parallel(&self.model, &self.workloads, &self.machine(hardware))
+    }
+
+    /// The machine as the training's runtime finds it.
+    fn machine<'a>(&self, hardware: &'a Hardware) -> Cow<'a, Hardware> {
+        match &self.runtime {
+            Some(runtime) => Cow::Owned(hardware.clone().under(runtime.clone())),
+            None => Cow::Borrowed(hardware),
+        }
+    }
+}
+
+/// A front end that shows the course of a sweep: the machines that are decided, and how.
+pub type Tell = Box<dyn Fn(usize, Counts) + Send + Sync>;
+
+/// The planner of a job.
+pub struct JobPlanner {
+    trainings: Vec<Training>,
+    systems: Vec<System>,
+    clock: Clock,
+    tell: Tell,
+}
+
+impl JobPlanner {
+    /// A planner of all trainings of a job, which `clock` ends and `tell` is told about.
+    pub fn new(trainings: Vec<Training>, clock: Clock, tell: Tell) -> Self {
+        Self { trainings, systems: current(), clock, tell }
+    }
+
+    /// Gives the work that follows a share of the time that is left, and lets it begin.
+    pub fn begin(&self, share: f64) {
+        self.clock.begin(share);
+    }
+
+    /// The plan of one training. Steps are counted, not seconds, so that results do not depend on the load.
+    pub(super) fn found(&self, hardware: &Hardware, train: usize, effort: Effort) -> Result<Found, SearchError> {
+        let training = &self.trainings[train];
+        let hardware = training.machine(hardware).into_owned();
+        search(&Request {
+            systems: self.systems.clone(),
+            // The clock raises the stop signal.
+            time_limit: Duration::MAX,
+            effort: Some(effort),
+            stop: Arc::clone(&self.clock.stop),
+            ..Request::new(Arc::clone(&training.model), hardware, training.workloads.clone())
+        })
+    }
+}
+
+impl Judge for JobPlanner {
+    fn plan(&self, hardware: &Hardware, train: usize) -> Option<Answer> {
+        let parallel = self.trainings[train].data_parallel(hardware);
+        let found = self.found(hardware, train, Effort::Low).and_then(|found| planned(&found));
+        if self.is_stopped() {
+            return None;
+        }
+        let answer = match (found, parallel) {
+            (Ok((plan, _)), Some(parallel)) if parallel.tokens_per_second > plan.tokens_per_second => {
+                Answer::Planned(parallel)
+            }
+            (Ok((plan, _)), _) => Answer::Planned(plan),
+            (Err(_), Some(parallel)) => Answer::Planned(parallel),
+            (Err(SearchError::Infeasible(diagnostic)), None) => Answer::Infeasible(diagnostic.message),
+            (Err(failure), None) => {
+                Answer::Failed(failure.to_string().lines().next().unwrap_or_default().replace("error: ", ""))
+            }
+        };
+        // Trainings are planned in order: with the last one, the machine has a plan.
+        if train + 1 == self.trainings.len() && matches!(answer, Answer::Planned(_)) {
+            self.clock.planned();
+        }
+        Some(answer)
+    }
+
+    fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64 {
+        let training = &self.trainings[train];
+        training.bounder.most_tokens_per_second(&training.machine(hardware)).min(f64::MAX)
+    }
+
+    fn closest_tokens_per_second(&self, hardware: &Hardware, train: usize, enough: f64) -> f64 {
+        let training = &self.trainings[train];
+        let parallel = training.data_parallel(hardware).map_or(0.0, |plan| plan.tokens_per_second);
+        if parallel >= enough {
+            return parallel;
+        }
+        match training.most_simulated(hardware, &self.systems, enough) {
+            Some(rate) => rate.max(parallel),
+            None if parallel > 0.0 => parallel,
+            None => f64::INFINITY,
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.clock.stop.load(Ordering::Relaxed)
+    }
+
+    fn progress(&self, decided: usize, counts: Counts) {
+        (self.tell)(decided, counts);
+    }
+}

@@ -1,0 +1,58 @@
+//! Rented machines beside the owned ones.
+
+use super::task::Task;
+use crate::error::SearchError;
+use spipe_base::Diagnostic;
+use spipe_hardware::Hardware;
+use spipe_market::{RentPart, compose_rented, job_cost, rent_hour};
+use spipe_whatif::{Answer, Judge, report::Rented};
+
+/// The rented machines that were asked for: `all`, a kind, or a name.
+fn asked<'a>(task: &'a Task, wanted: &[String]) -> Result<Vec<&'a RentPart>, SearchError> {
+    let rents = &task.catalogue.rents;
+    let is = |rent: &RentPart, word: &str| word == "all" || rent.kind.name() == word || rent.name == word;
+    for word in wanted {
+        if !rents.iter().any(|rent| is(rent, word)) {
+            let hint = "use all, list, spot or marketplace, or a name of `spipe catalogue list --kind rent`";
+            return Err(SearchError::request(format!("no rented machine is `{word}`"), hint));
+        }
+    }
+    Ok(rents.iter().filter(|rent| wanted.iter().any(|word| is(rent, word))).collect())
+}
+
+/// Plans rented machines with low effort, and prices the job on them.
+pub fn rented(task: &Task, judge: &impl Judge, wanted: &[String]) -> Result<Vec<Rented>, SearchError> {
+    let mut all = Vec::new();
+    for rent in asked(task, wanted)? {
+        let machine =
+            compose_rented(&task.catalogue, rent).map_err(|error| SearchError::Input(error.diagnostic().into()))?;
+        let hardware = Hardware::from_file(&machine.name, machine.hardware.clone())?;
+        let hour = rent_hour(rent, task.setup.as_of, &task.job.rates).map_err(|error| {
+            SearchError::Input(Diagnostic::error(error.to_string()).hint("state a rate, as --rate USD=0.90").into())
+        })?;
+        let (mut hours, mut tokens) = (0.0, 0.0);
+        let mut fits = true;
+        for (index, train) in task.job.file.train.iter().enumerate() {
+            let Some(Answer::Planned(plan)) = judge.plan(&hardware, index) else {
+                fits = false;
+                break;
+            };
+            let jobs = task.job.times(train);
+            hours += train.tokens.0.0 / plan.tokens_per_second / 3600.0 * jobs;
+            tokens += train.tokens.0.0 * jobs;
+        }
+        if fits {
+            all.push(Rented {
+                machine: rent.name.clone(),
+                kind: rent.kind.name().into(),
+                hour,
+                tokens_per_second: tokens / hours / 3600.0,
+                hours,
+                cost_of_job: job_cost(hours, hour),
+                break_even_jobs_per_year: None,
+            });
+        }
+    }
+    all.sort_by(|left, right| left.cost_of_job.typical.total_cmp(&right.cost_of_job.typical));
+    Ok(all)
+}
