@@ -54,16 +54,6 @@ pub enum OrderKind {
     Uniform,
     /// A device runs all microbatches of a stage before its next stage, whose parameters arrive from the host.
     Rounds(Exchange),
-    /// Every device runs all layers on microbatches of its own; parameters are sharded and gathered before use.
-    Replicas {
-        /// The number of GPUs, counted from the first, over which parameters, gradients and optimizer state are
-        /// sharded; all by default.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        shards: Option<u64>,
-        /// The gathered stages of a GPU, those used last and those being gathered: at least 2, 2 by default.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        resident: Option<u64>,
-    },
 }
 
 /// The building block of a V-shaped order.
@@ -170,19 +160,6 @@ const fn is_false(value: &bool) -> bool {
     !*value
 }
 
-/// A group of orders with the same way of moving data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Parameters stay on the device of their stage, and microbatches flow through the stages.
-    Pipeline,
-    /// Parameters are streamed from the host; a device runs all microbatches of a stage before its
-    /// next stage.
-    Streamed,
-    /// Every device runs all layers on its own microbatches; parameters are sharded and gathered
-    /// from all devices.
-    Sharded,
-}
-
 /// How stages are assigned to devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dealing {
@@ -212,22 +189,12 @@ impl OrderKind {
             Self::Grouped { .. } => "grouped",
             Self::Uniform => "uniform",
             Self::Rounds(_) => "rounds",
-            Self::Replicas { .. } => "replicas",
-        }
-    }
-
-    /// The group of the order.
-    pub const fn family(&self) -> Family {
-        match self {
-            Self::Rounds(_) => Family::Streamed,
-            Self::Replicas { .. } => Family::Sharded,
-            _ => Family::Pipeline,
         }
     }
 
     /// Whether parameters stay on the device of their stage, and microbatches flow through the stages.
     pub const fn is_pipeline(&self) -> bool {
-        matches!(self.family(), Family::Pipeline)
+        !matches!(self, Self::Rounds(_))
     }
 
     /// How the order assigns stages to devices.
@@ -249,7 +216,7 @@ impl OrderKind {
 
     /// Whether the order also runs forwards alone.
     pub const fn infers(&self) -> bool {
-        matches!(self, Self::Gpipe | Self::OneForwardOneBackward { .. } | Self::Rounds(_) | Self::Replicas { .. })
+        matches!(self, Self::Gpipe | Self::OneForwardOneBackward { .. } | Self::Rounds(_))
     }
 }
 

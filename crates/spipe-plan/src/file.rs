@@ -1,7 +1,7 @@
 //! Plan files: JSON that contains the plan with its model and machine.
 
 use crate::{
-    ExpectedError, Gain, GradientsLeave, Incumbent, Knob, Layout, MemoryParts, Offload, OrderKind, Outcome,
+    ExpectedError, Gain, GradientsLeave, Incumbent, Knob, Layout, MemoryParts, MeshFile, Offload, OrderKind, Outcome,
     OutcomeStatus, Placement, Plan, SearchRecord, StageFile, System, Update,
 };
 use serde::{Deserialize, Serialize};
@@ -49,6 +49,10 @@ pub struct PlanFile {
     pub format_version: u32,
     /// The preset that the answers fit, or `mixed`.
     pub system: System,
+    /// The replicas, and what is divided among them; by default one replica, or one on each GPU if the system shards
+    /// parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<MeshFile>,
     /// The order in which devices compute; by default that of the system.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub order: Option<OrderKind>,
@@ -199,6 +203,7 @@ impl Plan {
         PlanFile {
             format_version: FORMAT_VERSION,
             system: self.placement.system,
+            mesh: MeshFile::of(&self.placement.mesh, &self.hardware),
             order: Some(self.placement.order),
             update: Some(self.placement.update),
             gradients_leave: self.placement.gradients_leave,
@@ -296,7 +301,7 @@ fn place(file: &str, text: &str, parsed: &PlanFile, hardware: &Hardware) -> Resu
     faults.or(())?;
     let backward = stages.split_off(parsed.stages.len());
     let placement = Placement::new(parsed.system, stages).with_backward(backward);
-    let found = answered(parsed, placement);
+    let found = answered(parsed, hardware, placement);
     found.map_err(|(key, fault)| {
         let offset = text.find(&format!("\"{key}\":")).unwrap_or(0);
         fault.at(spipe_base::position_of(file, text, offset)).into()
@@ -304,10 +309,14 @@ fn place(file: &str, text: &str, parsed: &PlanFile, hardware: &Hardware) -> Resu
 }
 
 /// `placement` with the answers of a file; otherwise the fault, and the key at which it is.
-fn answered(parsed: &PlanFile, placement: Placement) -> Result<Placement, (&'static str, Diagnostic)> {
+fn answered(
+    parsed: &PlanFile,
+    hardware: &Hardware,
+    placement: Placement,
+) -> Result<Placement, (&'static str, Diagnostic)> {
     let system = parsed.system;
     if parsed.format_version == LAST_VERSION {
-        return of_knobs(parsed, placement);
+        return of_knobs(parsed, hardware, placement);
     }
     if !parsed.knobs.is_empty() {
         let hint = "set options in `order`, `update`, `gradients-leave` and `offload`";
@@ -318,6 +327,17 @@ fn answered(parsed: &PlanFile, placement: Placement) -> Result<Placement, (&'sta
         let fault = Diagnostic::error("a plan of no preset needs its `order` and its `update`").hint(hint);
         return Err(("system", fault));
     }
+    let placement = match &parsed.mesh {
+        Some(mesh) => {
+            let unknown = |name| {
+                ("mesh", Diagnostic::error(format!("`{name}` of the mesh is no device of `{}`", hardware.name())))
+            };
+            Placement { mesh: mesh.resolve(hardware).map_err(unknown)?, ..placement }
+        }
+        None => placement,
+    };
+    let all = placement.shards_parameters() && placement.mesh.replicas.is_empty();
+    let placement = if all { placement.over_gpus(hardware, None) } else { placement };
     Ok(Placement {
         order: parsed.order.unwrap_or(placement.order),
         update: parsed.update.unwrap_or(placement.update),
@@ -328,7 +348,12 @@ fn answered(parsed: &PlanFile, placement: Placement) -> Result<Placement, (&'sta
 }
 
 /// `placement` with the options of a file of version 1.
-fn of_knobs(parsed: &PlanFile, mut placement: Placement) -> Result<Placement, (&'static str, Diagnostic)> {
+fn of_knobs(
+    parsed: &PlanFile,
+    hardware: &Hardware,
+    mut placement: Placement,
+) -> Result<Placement, (&'static str, Diagnostic)> {
+    let mut shards = None;
     for (knob, setting) in &parsed.knobs {
         let value = match setting {
             Setting::Switch(on) if knob.is_switch() => u64::from(*on),
@@ -344,11 +369,21 @@ fn of_knobs(parsed: &PlanFile, mut placement: Placement) -> Result<Placement, (&
             let message = format!("system `{}` has no {}", parsed.system, knob.noun());
             return Err(("knobs", Diagnostic::error(message)));
         }
-        if knob.is_of(parsed.system) {
-            placement = placement.with(*knob, value);
+        match knob {
+            Knob::Shards => shards = Some(value),
+            _ if knob.is_of(parsed.system) => placement = placement.with(*knob, value),
+            _ => {}
         }
     }
-    Ok(placement)
+    if !placement.shards_parameters() {
+        return Ok(placement);
+    }
+    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+    if let Some(shards) = shards.filter(|shards| !(1..=gpus).contains(shards)) {
+        let message = format!("the plan has {shards} shards, but `{}` has {gpus} GPUs", hardware.name());
+        return Err(("knobs", Diagnostic::error(message).hint(format!("use between 1 and {gpus}"))));
+    }
+    Ok(placement.over_gpus(hardware, shards))
 }
 
 /// The position of the `index`th stage: that of the `index`th `"device"` key after `"stages"`.

@@ -1,6 +1,6 @@
 //! Options of answers by name and as numbers, as planners, pins and tests set them.
 
-use crate::{GradientsLeave, OrderKind, Placement, System, Update};
+use crate::{GradientsLeave, OrderKind, Placement, Sharding, System, Update};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -22,7 +22,7 @@ pub enum Knob {
     GradientsLeave,
     /// Of the update: whether all steps wait for the end of the backward.
     SynchronousOptimizer,
-    /// Of replicas: the number of GPUs over which everything is sharded.
+    /// Of the mesh: the number of GPUs over which everything is sharded.
     Shards,
     /// k, the resident layers of a GPU, or the gathered stages of a replica.
     Resident,
@@ -135,6 +135,13 @@ impl Knob {
 
     /// The value in `placement`; none if its answers have no such option, or if the default holds.
     pub const fn of(self, placement: &Placement) -> Option<u64> {
+        if let Sharding::Parameters { resident } = placement.mesh.sharding {
+            match self {
+                Self::Shards => return Some(placement.mesh.replicas.len() as u64),
+                Self::Resident => return resident,
+                _ => {}
+            }
+        }
         match (self, &placement.order, &placement.update) {
             (Self::HeadStart, OrderKind::OneForwardOneBackward { head_start }, _) => Some(*head_start),
             (Self::Group, OrderKind::Grouped { group, .. }, _) => *group,
@@ -145,8 +152,6 @@ impl Knob {
             (Self::SynchronousOptimizer, _, Update::Phase { .. } | Update::AfterBackward) => Some(1),
             (Self::SynchronousOptimizer, _, Update::AsReady { .. } | Update::DuringBackward { .. }) => Some(0),
             (Self::ArithmeticUndo, _, Update::DuringBackward { arithmetic_undo }) => Some(*arithmetic_undo as u64),
-            (Self::Shards, OrderKind::Replicas { shards, .. }, _) => *shards,
-            (Self::Resident, OrderKind::Replicas { resident, .. }, _) => *resident,
             (_, OrderKind::Rounds(exchange), _) => match self {
                 Self::Resident => exchange.resident,
                 Self::Swap => exchange.swap,
@@ -159,14 +164,19 @@ impl Knob {
         }
     }
 
-    /// Sets the option in `placement`, to its default with none; returns whether its answers have it.
+    /// Sets the option in `placement`, to its default with none; returns whether its answers have it. The number of
+    /// shards is that of the mesh's replicas, which [`Placement::over`] sets.
     pub(crate) const fn set(self, placement: &mut Placement, value: Option<u64>) -> bool {
         let number = match value {
             Some(number) => number,
             None => 0,
         };
         let on = number > 0;
-        let is_pipeline = placement.order.is_pipeline();
+        let is_pipeline = placement.is_pipeline();
+        if let (Self::Resident, Sharding::Parameters { resident }) = (self, &mut placement.mesh.sharding) {
+            *resident = value;
+            return true;
+        }
         match (self, &mut placement.order, &mut placement.update) {
             (Self::HeadStart, OrderKind::OneForwardOneBackward { head_start }, _) => *head_start = number,
             (Self::Group, OrderKind::Grouped { group, .. }, _) => *group = value,
@@ -180,8 +190,6 @@ impl Knob {
                 return synchronous(update, on, &placement.system.preset().update);
             }
             (Self::ArithmeticUndo, _, Update::DuringBackward { arithmetic_undo }) => *arithmetic_undo = on,
-            (Self::Shards, OrderKind::Replicas { shards, .. }, _) => *shards = value,
-            (Self::Resident, OrderKind::Replicas { resident, .. }, _) => *resident = value,
             (_, OrderKind::Rounds(exchange), _) => match self {
                 Self::Resident => exchange.resident = value,
                 Self::Swap => exchange.swap = value,
@@ -221,7 +229,7 @@ mod tests {
 
     #[test]
     fn set_values_are_read_back() {
-        for knob in Knob::ALL {
+        for knob in Knob::ALL.into_iter().filter(|knob| *knob != Knob::Shards) {
             let value = if knob.is_switch() { 1 } else { 3 };
             let having: Vec<System> = System::ALL.into_iter().filter(|system| knob.is_of(*system)).collect();
             assert!(!having.is_empty(), "{knob}");

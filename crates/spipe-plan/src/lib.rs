@@ -25,6 +25,7 @@ mod file;
 mod footprint;
 mod knob;
 mod layout;
+mod mesh;
 mod placement;
 mod plan;
 mod preset;
@@ -34,7 +35,7 @@ mod stage_file;
 mod system;
 mod window;
 
-pub use answers::{Dealing, Exchange, Family, GradientsLeave, Offload, OrderKind, Update, Vee};
+pub use answers::{Dealing, Exchange, GradientsLeave, Offload, OrderKind, Update, Vee};
 pub use check::{check, check_shape};
 pub use context::Context;
 pub use drives::{
@@ -51,7 +52,8 @@ pub use footprint::{
 };
 pub use knob::Knob;
 pub use layout::{Layout, LayoutPart};
-pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Placement};
+pub use mesh::{FEWEST_RESIDENT, Mesh, MeshFile, Sharding, Team};
+pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Placement};
 pub use plan::{ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord};
 pub use preset::Preset;
 pub use remarks::{

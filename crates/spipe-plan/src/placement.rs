@@ -1,12 +1,7 @@
 //! Placements: stages, and the answers that hold for all of them.
 
-use crate::{GradientsLeave, Knob, Offload, OrderKind, Stage, System, Update};
+use crate::{GradientsLeave, Knob, Mesh, Offload, OrderKind, Stage, System, Update};
 use spipe_base::{DeviceId, IdVec, StageId};
-use spipe_hardware::Hardware;
-
-/// The fewest gathered stages per device of a sharded placement: one that computes, and one that is
-/// being gathered.
-pub const FEWEST_RESIDENT: u64 = 2;
 
 /// The fewest offload slots per direction: one for the microbatch in computation, and one for a
 /// copy under way.
@@ -17,6 +12,8 @@ pub const FEWEST_OFFLOAD_SLOTS: u64 = 2;
 pub struct Placement {
     /// The preset that the answers fit: its name, and what its row leaves to the plan.
     pub system: System,
+    /// The replicas, and what is divided among them.
+    pub mesh: Mesh,
     /// The order in which devices compute.
     pub order: OrderKind,
     /// The time of optimizer steps.
@@ -37,6 +34,7 @@ impl Placement {
         let preset = system.preset();
         Self {
             system,
+            mesh: Mesh { replicas: Vec::new(), sharding: preset.sharding },
             order: preset.order,
             update: preset.update,
             gradients_leave: GradientsLeave::Complete,
@@ -93,17 +91,6 @@ impl Placement {
         devices
     }
 
-    /// The GPUs of replicas with sharded parameters: the first ones of the machine, or all.
-    pub fn participants(&self, hardware: &Hardware) -> Vec<DeviceId> {
-        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
-        gpus.take(Knob::Shards.of(self).map_or(usize::MAX, |shards| shards as usize)).collect()
-    }
-
-    /// The gathered stages per device of replicas with sharded parameters.
-    pub fn resident_stages(&self) -> usize {
-        Knob::Resident.of(self).unwrap_or(FEWEST_RESIDENT) as usize
-    }
-
     /// The offload slots of each device per direction, in microbatches.
     pub fn offload_slots(&self) -> u64 {
         self.offload.slots.unwrap_or(FEWEST_OFFLOAD_SLOTS)
@@ -124,19 +111,10 @@ impl Placement {
     /// What fixes the answers, in messages: the preset, or the order where there is none.
     pub(crate) fn fixed_by(&self) -> String {
         match self.system {
+            System::Mixed if self.shards_parameters() => "a mesh with sharded parameters".into(),
             System::Mixed => format!("order `{}`", self.order),
             system => format!("system `{system}`"),
         }
-    }
-
-    /// Whether every device runs all layers, with parameters that are sharded over the devices.
-    pub const fn shards_parameters(&self) -> bool {
-        matches!(self.order, OrderKind::Replicas { .. })
-    }
-
-    /// The devices that compute: those of the stages, or all that share the parameters.
-    pub fn computing(&self, hardware: &Hardware) -> Vec<DeviceId> {
-        if self.shards_parameters() { self.participants(hardware) } else { self.devices() }
     }
 }
 
@@ -159,6 +137,7 @@ impl InFlight {
         let behind = &placement.stages.as_slice()[stage.index()..];
         let after = behind.chunk_by(|stage, next| stage.device == next.device).count() as u64;
         Self(match placement.order {
+            _ if placement.shards_parameters() => 1,
             OrderKind::Gpipe => microbatches,
             OrderKind::OneForwardOneBackward { head_start } => {
                 let meets_cpu = || behind.iter().any(|stage| is_cpu(stage.device));

@@ -1,12 +1,14 @@
 //! The table of presets: the answers that each system fixes, and those that it leaves to the plan.
 
-use crate::{Exchange, Knob, OrderKind, Update, Vee};
+use crate::{Exchange, Knob, OrderKind, Sharding, Update, Vee};
 
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Preset {
     /// Its name on the command line and in files.
     pub name: &'static str,
+    /// What is divided among replicas.
+    pub sharding: Sharding,
     /// The order, with the default of its options.
     pub order: OrderKind,
     /// The time of optimizer steps, with the default of its options.
@@ -29,6 +31,7 @@ pub struct Preset {
 
 const PIPELINE: Preset = Preset {
     name: "1f1b",
+    sharding: Sharding::None,
     order: OrderKind::PLAIN_1F1B,
     update: Update::AsReady { urgent: false },
     in_turn: false,
@@ -61,7 +64,7 @@ const ROUNDS: Exchange = Exchange {
 const EXCHANGES: &[Knob] = &[Knob::Resident, Knob::Swap, Knob::WriteBack, Knob::Sequential];
 
 const SHARED: Preset = Preset {
-    order: OrderKind::Replicas { shards: None, resident: None },
+    sharding: Sharding::Parameters { resident: None },
     free: &[Knob::UrgentSteps, Knob::SynchronousOptimizer, Knob::Shards, Knob::Resident],
     infers: true,
     ..PIPELINE

@@ -1,6 +1,6 @@
 //! Systems: the names of presets.
 
-use crate::{Dealing, Family, Preset, preset::TABLE};
+use crate::{Dealing, Preset, Sharding, preset::TABLE};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -122,9 +122,14 @@ impl System {
         self.preset().framework
     }
 
-    /// The family of the system's order.
-    pub const fn family(self) -> Family {
-        self.preset().order.family()
+    /// Whether parameters stay on the device of their stage, and microbatches flow through the stages.
+    pub const fn is_pipeline(self) -> bool {
+        self.preset().order.is_pipeline() && !self.shards_parameters()
+    }
+
+    /// Whether parameters are divided among replicas.
+    pub const fn shards_parameters(self) -> bool {
+        matches!(self.preset().sharding, Sharding::Parameters { .. })
     }
 
     /// How the system's order assigns stages to devices.

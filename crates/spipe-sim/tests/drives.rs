@@ -97,7 +97,8 @@ fn a_drive_bounds_the_iteration_by_its_slower_direction() {
         for rates in [["2 GB/s", "1 GB/s"], ["1 GB/s", "2 GB/s"]] {
             let (hardware, model) = (with_drive("64 GiB", rates), model(&[(1, 1, 1); 8], 0));
             let placement = place(&hardware, 8, system, false);
-            let placement = placement.clone().with_option(Knob::Shards, (system == System::ZeroInfinity).then_some(1));
+            let placement =
+                if placement.shards_parameters() { placement.over_gpus(&hardware, Some(1)) } else { placement };
             let (simulation, counted) = run((&model, &hardware, &workload(2, Mode::Train)), &placement);
             assert!(is_ok(&simulation) && simulation.steady, "{system}");
             let (iteration, least) = (simulation.trace.iteration, SimTime::ms(96));
@@ -144,8 +145,7 @@ fn shards_of_parameters_from_a_drive_bound_the_iteration() {
         for shards in [1, 2] {
             let stage = |stage: Stage| if state { stage.with_state_on(drive) } else { stage }.with_weights_in(drive);
             let stages = stages(&hardware, 8, System::ZeroInfinity).into_iter().map(stage);
-            let knobs = &[(Knob::Shards, shards)];
-            let placement = Placement::new(System::ZeroInfinity, stages).with_options(knobs);
+            let placement = Placement::new(System::ZeroInfinity, stages).over_gpus(&hardware, Some(shards));
             let (simulation, counted) = run((&model, &hardware, &workload(shards, Mode::Train)), &placement);
             assert!(is_ok(&simulation) && simulation.steady);
             let least = SimTime::ms(20 * read).max(SimTime::ms(10 * written));
@@ -173,7 +173,8 @@ fn parameters_on_a_drive_that_does_not_suit_are_refused() {
     let drive = hardware.memory("nvme0").unwrap();
     for system in [System::OneForwardOneBackward, System::Fsdp] {
         let stages = stages(&hardware, 4, system).into_iter().map(|stage| stage.with_weights_in(drive));
-        let said = check(&context, &Placement::new(system, stages)).unwrap_err().to_string();
+        let over = hardware.device("gpu0").filter(|_| system == System::Fsdp);
+        let said = check(&context, &Placement::new(system, stages).over(over)).unwrap_err().to_string();
         let wanted = format!("streams its parameters from `nvme0`, but system `{system}` does not stream from drives");
         assert!(said.contains(&wanted), "{said}");
     }
@@ -289,12 +290,11 @@ proptest! {
         }
         let workload = perhaps_clipped(clips, workload(rounds * shards, Mode::Train));
         let knobs = &[
-            (Knob::Shards, shards),
             (Knob::Resident, resident),
             (Knob::UrgentSteps, u64::from(urgent)),
             (Knob::SynchronousOptimizer, u64::from(synchronous)),
         ];
-        let placement = Placement::new(System::ZeroInfinity, stages).with_options(knobs);
+        let placement = Placement::new(System::ZeroInfinity, stages).with_options(knobs).over_gpus(&hardware, Some(shards));
         let (simulation, [dram, there]) = run((&model, &hardware, &workload), &placement);
         prop_assert!(is_ok(&simulation));
         prop_assert_eq!(peak(&simulation, "nvme0"), there);
@@ -324,11 +324,11 @@ proptest! {
         let workload = perhaps_clipped(clips, workload(rounds * shards, Mode::Train));
         let of_pipelines = !matches!(system, System::Superpipeline | System::Mobius);
         let knobs = &[
-            (Knob::Shards, sharded.then_some(shards)),
             (Knob::UrgentSteps, Some(u64::from(urgent && of_pipelines))),
             (Knob::SynchronousOptimizer, Some(u64::from(synchronous && (sharded || system == System::ZeroOffload)))),
         ];
         let placement = place(&hardware, model.layers().len(), system, recomputed).with_options(knobs);
+        let placement = if sharded { placement.over_gpus(&hardware, Some(shards)) } else { placement };
         let (simulation, [dram, drive]) = run((&model, &hardware, &workload), &placement);
         prop_assert!(is_ok(&simulation));
         prop_assert_eq!(peak(&simulation, "nvme0"), drive);

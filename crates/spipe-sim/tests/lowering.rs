@@ -13,7 +13,7 @@ use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Precision};
 use spipe_plan::{
-    Context, Dealing, Family, Footprint, Knob, Placement, Stage, StageFootprint, System, Weights, check, footprint_with,
+    Context, Dealing, Footprint, Knob, Placement, Stage, StageFootprint, System, Weights, check, footprint_with,
 };
 use spipe_schedule::{Content, Program, in_flight, lower, order_of};
 use spipe_sim::{Iterations, Options, Simulation, is_ok, simulate};
@@ -67,7 +67,7 @@ fn place(
 }
 
 fn pipelines() -> impl Strategy<Value = System> {
-    let lowered = |system: &System| system.family() == Family::Pipeline;
+    let lowered = |system: &System| system.is_pipeline();
     prop::sample::select(System::ALL.into_iter().filter(lowered).collect::<Vec<_>>())
 }
 
@@ -83,8 +83,7 @@ fn shard(hardware: &Hardware, layers: usize, (devices, streamed): (usize, bool),
         if streamed { stage.with_weights_in(hardware.memory("dram0").unwrap()) } else { stage }
     };
     let system = if streamed { System::ZeroInfinity } else { System::Fsdp };
-    let knobs = &[(Knob::Shards, devices as u64)];
-    Placement::new(system, (0..layers).map(stage)).with_options(knobs)
+    Placement::new(system, (0..layers).map(stage)).over_gpus(hardware, Some(devices as u64))
 }
 
 proptest! {

@@ -107,14 +107,12 @@ pub fn random_sharded(context: &Context<'_>, system: System, draws: &[u8]) -> Pl
     }
     let microbatches = context.workload().microbatches;
     let shards: Vec<u64> = (1..=gpus.len() as u64).filter(|shards| microbatches.is_multiple_of(*shards)).collect();
-    let shards = Some(shards[usize::from(draws[11]) % shards.len()]);
+    let shards = shards[usize::from(draws[11]) % shards.len()];
     let urgent_steps = draws[10] & 8 == 0;
     let resident = Some(2 + u64::from(draws[10] >> 4) % 4).filter(|resident| *resident > 2);
-    Placement::new(system, stages).with_options(&[
-        (Knob::Shards, shards),
-        (Knob::Resident, resident),
-        (Knob::UrgentSteps, Some(u64::from(urgent_steps))),
-    ])
+    Placement::new(system, stages)
+        .over(gpus.into_iter().take(shards as usize))
+        .with_options(&[(Knob::Resident, resident), (Knob::UrgentSteps, Some(u64::from(urgent_steps)))])
 }
 
 /// One or two pins of the first or the last layer.

@@ -97,8 +97,7 @@ fn pins_bind_every_gpu_that_shares_a_layer() {
                     let host = instance.hardware.host_memory(gpu)?;
                     Some(instance.hardware.memories()[host].device?.index())
                 };
-                let near: Vec<usize> =
-                    placement.participants(&instance.hardware).into_iter().filter_map(near).collect();
+                let near: Vec<usize> = placement.replicas().into_iter().filter_map(near).collect();
                 let hosted = |stage: &Stage| stage.optimizer.is_some();
                 let pinned = near.iter().all(|socket| sockets.contains(socket));
                 match pin {

@@ -27,7 +27,7 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
     let placement = plan.placement();
     let workload = context.workload();
     let needs = footprint(&context, placement);
-    let sharing = placement.participants(context.hardware);
+    let sharing = placement.replicas();
     let sharing = if placement.shards_parameters() { sharing.as_slice() } else { &[] };
     let stages = stages((&context, sharing), ("s", placement.stages.as_slice()), (&needs, 0));
     let apart = if placement.backward.is_empty() {

@@ -99,6 +99,8 @@ impl Setup<'_> {
             None => Placement::new(self.system, stages(self.stages)),
         };
         let placement = placement.with_options(self.knobs).with_backward(stages(self.backward));
+        let shards = self.knobs.iter().find(|(knob, _)| *knob == Knob::Shards).map(|(_, shards)| *shards);
+        let placement = if placement.shards_parameters() { placement.over_gpus(&hardware, shards) } else { placement };
         let workload = Workload {
             mode: self.mode,
             seq_len: 16,

@@ -19,7 +19,7 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
         refuse("the scripts train, and the plan is for inference", "plan with `--mode train`");
     }
     match order {
-        OrderKind::Replicas { .. } => refuse(
+        _ if placement.shards_parameters() => refuse(
             "its parameters are sharded over all GPUs, which is no pipeline",
             "use `spipe export fsdp` or `spipe export deepspeed`",
         ),
@@ -50,7 +50,7 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
             "nearest: `--system zero-offload` without `gradients-leave`",
         );
     }
-    let pipeline = order.is_pipeline();
+    let pipeline = placement.is_pipeline();
     if pipeline && !placement.backward.is_empty() {
         refuse("its backward has stages of its own", "nearest: a plan with the same stages in both passes");
     }

@@ -1,29 +1,35 @@
 //! Answers that no Program expresses together.
 
 use super::found::Found;
-use crate::{Context, Family, GradientsLeave, Placement, Update, Weights};
+use crate::{Context, GradientsLeave, OrderKind, Placement, Update, Weights};
 use spipe_base::Diagnostic;
 
 /// Checks that the update, the copies of gradients and activations, and the home of parameters go with the order.
 pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let (order, update) = (placement.order, placement.update);
-    let others = match (order.family(), update) {
-        (Family::Pipeline | Family::Sharded, Update::AsReady { .. } | Update::Phase { .. })
-        | (Family::Pipeline, Update::Delayed)
-        | (Family::Streamed, Update::AfterBackward | Update::NeededFirst | Update::DuringBackward { .. }) => None,
-        (Family::Pipeline, _) => Some("`as-ready`, `phase` or `delayed`"),
-        (Family::Sharded, _) => Some("`as-ready` or `phase`"),
-        (Family::Streamed, _) => Some("`after-backward`, `needed-first` or `during-backward`"),
+    let (streams, shards) = (!order.is_pipeline(), placement.shards_parameters());
+    if shards && order != OrderKind::PLAIN_1F1B {
+        let message = format!("the order `{order}` does not go with sharded parameters");
+        faults.push(Diagnostic::error(message).hint("use the order `1f1b`, in which each replica computes"));
+        return;
+    }
+    let others = match update {
+        Update::AsReady { .. } | Update::Phase { .. } if !streams => None,
+        Update::Delayed if !streams && !shards => None,
+        Update::AfterBackward | Update::NeededFirst | Update::DuringBackward { .. } if streams => None,
+        _ if streams => Some("`after-backward`, `needed-first` or `during-backward`"),
+        _ if shards => Some("`as-ready` or `phase`"),
+        _ => Some("`as-ready`, `phase` or `delayed`"),
     };
     if let Some(others) = others {
         let message = format!("the order `{order}` does not go with the update `{update}`");
         faults.push(Diagnostic::error(message).hint(format!("use the update {others}")));
     }
-    if order.family() != Family::Pipeline {
+    if !placement.is_pipeline() {
         let mut refuse = |given: bool, what: &str| {
             if given {
                 let hint = "leave it out, or use the order of a pipeline";
-                faults.push(Diagnostic::error(format!("the order `{order}` has no {what}")).hint(hint));
+                faults.push(Diagnostic::error(format!("{} has no {what}", placement.fixed_by())).hint(hint));
             }
         };
         refuse(placement.gradients_leave != GradientsLeave::Complete, "gradients that leave after each microbatch");
@@ -32,7 +38,11 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
     } else {
         check_streamed(context, placement, faults);
     }
-    if order.family() != Family::Streamed && !placement.backward.is_empty() {
+    if !shards && !placement.mesh.replicas.is_empty() {
+        let message = "replicas run without sharded parameters in no Program yet";
+        faults.push(Diagnostic::error(message).hint("leave `replicas` out, or shard `parameters`"));
+    }
+    if !streams && !placement.backward.is_empty() {
         let message = format!("the order `{order}` has no stages of the backward's own");
         faults.push(Diagnostic::error(message).hint("leave `backward` out, or use the order `rounds`"));
     }

@@ -2,7 +2,7 @@
 
 use super::found::Found;
 use crate::{
-    Context, Family, Placement, Stage, Weights,
+    Context, Placement, Stage, Weights,
     footprint::{hosted_states, speculates, steps_on_a_host},
 };
 use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId};
@@ -46,7 +46,7 @@ fn streams_from_a_drive(
 ) -> Option<Diagnostic> {
     let (drive, fixed_by) = (context.drive_of(stage)?, placement.fixed_by());
     let streams = format!("stage `{id}` streams its parameters from `{}`", name(context, drive));
-    if !placement.system.streams_from_drives() || placement.order.family() == Family::Pipeline {
+    if !placement.system.streams_from_drives() || placement.is_pipeline() {
         let what = format!("{streams}, but {fixed_by} does not stream from drives");
         let hint = "use `superpipeline`, `mobius` or `zero-infinity`, or name a DRAM in `weights-in`";
         return Some(Diagnostic::error(what).hint(hint));
@@ -55,10 +55,7 @@ fn streams_from_a_drive(
         let what = format!("{streams}, but {fixed_by} undoes steps, for which parameters stay in DRAM");
         return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or name a DRAM in `weights-in`"));
     }
-    let devices = match placement.order.family() {
-        Family::Sharded => placement.participants(context.hardware),
-        _ => vec![stage.device],
-    };
+    let devices = if placement.shards_parameters() { placement.replicas() } else { vec![stage.device] };
     devices.into_iter().find_map(|device| through_dram(context, (streams.clone(), device), drive))
 }
 

@@ -8,7 +8,7 @@ mod preset;
 mod sharded;
 mod streamed;
 
-use crate::{Context, Dealing, Family, Placement, Stage, System, Update, Weights, staging};
+use crate::{Context, Dealing, OrderKind, Placement, Stage, System, Update, Weights, staging};
 use found::Found;
 use spipe_base::{Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
@@ -68,10 +68,10 @@ fn shape(
     if placement.system.steps_on_host() || placement.update == Update::Delayed {
         check_steps(context, placement, &mut faults);
     }
-    match placement.order.family() {
-        Family::Pipeline => {}
-        Family::Streamed => streamed::check(context, placement, &mut faults),
-        Family::Sharded => sharded::check(context, placement, &mut faults),
+    match placement.order {
+        _ if placement.shards_parameters() => sharded::check(context, placement, &mut faults),
+        OrderKind::Rounds(_) => streamed::check(context, placement, &mut faults),
+        _ => {}
     }
     drives::check(context, placement, &mut faults);
     if context.workload().mode != Mode::Train && !(placement.system.infers() && placement.order.infers()) {
@@ -90,7 +90,7 @@ fn check_cover(
     (placement, stages): (&Placement, &IdVec<StageId, Stage>),
     faults: &mut Found<'_>,
 ) {
-    let (family, layers) = (placement.order.family(), context.model.layers().len());
+    let (is_pipeline, layers) = (placement.is_pipeline(), context.model.layers().len());
     let mut next = 0;
     for (id, stage) in stages.enumerate() {
         let first = stage.layers.first().index();
@@ -103,7 +103,7 @@ fn check_cover(
                 ))
                 .hint(format!("start it at layer {next}")),
             );
-        } else if stage.layers.is_empty() && family != Family::Pipeline {
+        } else if stage.layers.is_empty() && !is_pipeline {
             let what = format!("stage `{id}` has no layers, but {} has layers in every stage", placement.fixed_by());
             faults.push_at(id, Diagnostic::error(what).hint("leave it out, or use system `interleaved-1f1b`"));
         } else if first > next {
@@ -175,9 +175,7 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Foun
 fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let (stages, devices) = (placement.stages.as_slice(), placement.devices());
     let name = |stage: usize| context.hardware.devices()[stages[stage].device].name.clone();
-    if placement.order.family() != Family::Pipeline
-        || stages.iter().any(|stage| context.hardware.devices().get(stage.device).is_none())
-    {
+    if !placement.is_pipeline() || stages.iter().any(|stage| context.hardware.devices().get(stage.device).is_none()) {
         return;
     }
     for index in 0..stages.len() {
@@ -281,10 +279,10 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<
 fn check_ties(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let device = |stage: &Stage| &context.hardware.devices()[stage.device];
     let trains = context.workload().mode == Mode::Train;
-    let moves = |stage: &&Stage| match placement.order.family() {
-        Family::Pipeline => trains,
-        Family::Streamed => trains && matches!(stage.weights, Weights::Resident),
-        _ => false,
+    let moves = |stage: &&Stage| match placement.order {
+        _ if placement.shards_parameters() => false,
+        OrderKind::Rounds(_) => trains && matches!(stage.weights, Weights::Resident),
+        _ => trains,
     };
     for stage in placement.stages.iter().filter(moves) {
         let Some(tie) = context.model.borrows(stage.layers) else { continue };

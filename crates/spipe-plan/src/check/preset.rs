@@ -18,11 +18,15 @@ pub(super) fn check(placement: &Placement, faults: &mut Found<'_>) {
 fn check_answers(placement: &Placement, faults: &mut Found<'_>) {
     let system = placement.system;
     let mut own = Placement::new(system, []);
+    if system.shards_parameters() {
+        own.mesh.replicas.clone_from(&placement.mesh.replicas);
+    }
     for knob in system.preset().free {
         knob.set(&mut own, knob.of(placement));
     }
     let alike = discriminant(&own.order) == discriminant(&placement.order)
-        && discriminant(&own.update) == discriminant(&placement.update);
+        && discriminant(&own.update) == discriminant(&placement.update)
+        && discriminant(&own.mesh.sharding) == discriminant(&placement.mesh.sharding);
     let mut nouns = Vec::new();
     for knob in Knob::ALL.into_iter().filter(|knob| alike && knob.of(&own) != knob.of(placement)) {
         if !nouns.contains(&knob.noun()) {
@@ -40,6 +44,8 @@ fn check_answers(placement: &Placement, faults: &mut Found<'_>) {
             faults.push(Diagnostic::error(message).hint(hint));
         }
     };
+    refuse("sharding", [&own.mesh.sharding, &placement.mesh.sharding].map(text));
+    refuse("replicas", [&own, placement].map(|placement| placement.mesh.replicas.len().to_string()));
     refuse("order", [&own.order, &placement.order].map(text));
     refuse("update", [&own.update, &placement.update].map(text));
     refuse("offload", [&own.offload, &placement.offload].map(text));

@@ -21,7 +21,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{
-    Activations, Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knob, Placement, Stage, System, footprint, needed,
+    Activations, Context, Dealing, FEWEST_OFFLOAD_SLOTS, Knob, Placement, Stage, System, footprint, needed,
 };
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ pub(crate) fn least(costs: &CostSums<'_>, system: System, (most, time): (f64, Du
 
 /// Returns the functions that build placements of `system` from an assignment.
 fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -> Vec<Build<'b>> {
-    let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single;
+    let chain = system.is_pipeline() && system.dealing() == Dealing::Single;
     if let Some(turn) = rules.turn.filter(|_| chain) {
         let head_start = if let Warmup::OneFOneB(ahead) = turn { ahead } else { 0 };
         let short = |(most, wanted): (usize, u64)| -> Build<'b> {

@@ -49,7 +49,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, GradientsLeave, Knob, Placement, Stage};
+use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, GradientsLeave, Knob, Placement, Stage};
 use std::collections::BTreeSet;
 
 /// Number of neighbours that are simulated before the best of them is taken. It must not depend on the
@@ -191,7 +191,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
     list.extend(other_knobs(context, placement));
-    if placement.system.family() == Family::Sharded {
+    if placement.shards_parameters() {
         list.extend(changed_shared(context, placement));
         list.extend(moved_layers(&placement.stages).into_iter().map(forward));
         list.extend(cut_and_joined(context, placement, false).into_iter().map(forward));
@@ -212,7 +212,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
     list.extend(moved_layers(&placement.backward).into_iter().map(backward));
     list.extend(other_choices(context, placement, host_offload).into_iter().map(forward));
-    if placement.system.family() == Family::Pipeline && placement.system.dealing() == Dealing::Single {
+    if placement.is_pipeline() && placement.system.dealing() == Dealing::Single {
         list.extend(cut_and_joined(context, placement, host_offload).into_iter().map(forward));
         list.extend(in_parts(&placement.stages).into_iter().map(forward));
         list.extend(moved_stages(context, &placement.stages).into_iter().map(forward));

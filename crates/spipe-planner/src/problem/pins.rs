@@ -2,9 +2,10 @@
 //! devices of the machine.
 
 use crate::hosts::{on_device, socket_of};
+use crate::space::rules::Family;
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
-use spipe_plan::{Activations, Context, Family, Knob, Placement, Stage, System, Weights};
+use spipe_plan::{Activations, Context, Knob, Placement, Stage, System, Weights};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -241,8 +242,8 @@ impl Pins {
         if self.is_empty() {
             return true;
         }
-        let shared: Vec<usize> = match placement.system.family() {
-            Family::Sharded => placement.participants(context.hardware).into_iter().map(|id| id.index()).collect(),
+        let shared: Vec<usize> = match Family::of(placement.system) {
+            Family::Sharded => placement.replicas().into_iter().map(|id| id.index()).collect(),
             _ => Vec::new(),
         };
         let on = |layer: usize, device: usize| {
@@ -252,8 +253,8 @@ impl Pins {
         let layers = placement
             .all_stages()
             .all(|stage| stage.layers.iter().all(|layer| on(layer.index(), stage.device.index())));
-        let kept = placement.backward_stages().iter().all(|stage| match placement.system.family() {
-            Family::Sharded => self.allow_shared(context, placement.participants(context.hardware), stage),
+        let kept = placement.backward_stages().iter().all(|stage| match Family::of(placement.system) {
+            Family::Sharded => self.allow_shared(context, placement.replicas(), stage),
             _ => self.allow_stage(context, stage, training),
         });
         let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.device.index()).collect();

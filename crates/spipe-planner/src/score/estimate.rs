@@ -4,10 +4,10 @@
 use crate::{
     costs::{CostSums, HostOffload},
     score::{sharded::estimate as estimate_of_shared, streamed::estimate as estimate_of_streamed},
-    space::rules::{SystemRules, Warmup},
+    space::rules::{Family, SystemRules, Warmup},
 };
 use spipe_base::DeviceId;
-use spipe_plan::{Dealing, Family, Knob, Placement, Stage};
+use spipe_plan::{Dealing, Knob, Placement, Stage};
 use std::collections::BTreeMap;
 
 /// The work of one device, all its stages together, in ms: passes per microbatch, steps and copies
@@ -64,7 +64,7 @@ impl Turn {
 pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f64> {
     let system = placement.system;
     let all_forwards_first = SystemRules::of(system).turn == Some(Warmup::GPipe);
-    match system.family() {
+    match Family::of(system) {
         Family::Sharded => return Some(estimate_of_shared(&costs.context, placement)),
         Family::Streamed => return Some(estimate_of_streamed(&costs.context, placement)),
         Family::Pipeline => {}

@@ -17,8 +17,7 @@ use crate::{
 };
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{
-    Context, Dealing, FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Family, InFlight, Knob, Placement, Stage, System,
-    check_shape,
+    Context, Dealing, FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, InFlight, Knob, Placement, Stage, System, check_shape,
 };
 use std::collections::BTreeSet;
 
@@ -119,7 +118,8 @@ fn turned(costs: &CostSums<'_>, placement: &Placement) -> Vec<Placement> {
     let shared = |shards: usize| {
         let others = (FEWEST_RESIDENT + 1..=stages).map(Some);
         let resident = std::iter::once(None).chain(others);
-        resident.map(move |resident| with(Knob::Shards, shards as u64).with_option(Knob::Resident, resident))
+        let shared = placement.clone().over_gpus(costs.context.hardware, Some(shards as u64));
+        resident.map(move |resident| shared.clone().with_option(Knob::Resident, resident))
     };
     let spec = SystemSpec::of(placement.system);
     if spec.rules.shared {
@@ -222,7 +222,7 @@ impl PlacementWalk<'_, '_> {
         let (count, used) = (stages.len(), self.devices.iter().filter(|device| has(**device)).count());
         match self.system.dealing() {
             _ if self.rules.computing == DeviceSet::OneGpu => has(device) || (new && used == 0),
-            _ if self.system.family() != Family::Pipeline => new || has(device),
+            _ if !self.system.is_pipeline() => new || has(device),
             Dealing::Single => new || is(count.wrapping_sub(1)),
             Dealing::RoundRobin if count > used => is(count % used),
             Dealing::RoundRobin => new || is(0),

@@ -1,4 +1,4 @@
-//! The footprint of systems that stream parameters ([`crate::Family::Streamed`]).
+//! The footprint of systems that stream parameters in rounds.
 
 mod device;
 

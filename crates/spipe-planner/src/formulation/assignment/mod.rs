@@ -26,7 +26,7 @@ use crate::{
 };
 use spipe_base::Bytes;
 use spipe_cost::LayerMemory;
-use spipe_plan::{Family, GRADIENT_SLOTS, System};
+use spipe_plan::{GRADIENT_SLOTS, System};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Limits above which the positions of devices are not distinguished: columns (device × class ×
@@ -41,7 +41,7 @@ const MOST_SPLIT: usize = 64;
 /// Returns a lower bound of the iteration of every placement of `system`, which is weaker if
 /// `deadline` has expired.
 pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> Bound {
-    if system.family() == Family::Sharded {
+    if system.shards_parameters() {
         return least_of_shared((costs, pins), system, deadline).max(compute_bound::of_shared(costs));
     }
     let of = |rules: SystemRules| relaxation(costs, &rules, deadline);

@@ -38,7 +38,7 @@ struct IterationShape {
 
 /// Estimates the iteration time of `placement`, in ms.
 pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
-    let devices = placement.participants(context.hardware);
+    let devices = placement.replicas();
     let phased = placement.update.is_phase();
     let shape = IterationShape {
         rounds: context.workload().microbatches / devices.len().max(1) as u64,

@@ -68,7 +68,7 @@ struct Lowering<'a> {
 
 impl<'a> Lowering<'a> {
     fn new(context: &'a Context<'a>, placement: &Placement, builder: &'a mut ProgramBuilder) -> Self {
-        let devices = placement.participants(context.hardware);
+        let devices = placement.replicas();
         let share = |at: usize| Part { index: at as u32, of: devices.len() as u32 };
         let participant =
             |(at, device): (usize, &DeviceId)| Participant::new(context, placement, (*device, share(at)), builder);
