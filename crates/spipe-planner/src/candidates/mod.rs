@@ -13,12 +13,12 @@ pub(crate) mod residency;
 pub(crate) mod sharded;
 pub(crate) mod streamed;
 
-use crate::space::rules::Family;
 use crate::{
     costs::CostSums,
     feasibility::shortage,
     hosts::shared_out,
     problem::{Deadline, PlanError, Problem},
+    space::rules::Family,
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;

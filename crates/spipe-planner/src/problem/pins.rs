@@ -1,8 +1,10 @@
 //! Pins: constraints that the user sets on the plan. Every device set below holds indices of
 //! devices of the machine.
 
-use crate::hosts::{on_device, socket_of};
-use crate::space::rules::Family;
+use crate::{
+    hosts::{on_device, socket_of},
+    space::rules::Family,
+};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::{Activations, Context, Knob, Placement, Stage, System, Weights};

@@ -1,6 +1,5 @@
 //! Simulation of the generated candidates of each system, in ascending order of estimated time.
 
-use crate::space::rules::Family;
 use crate::{
     candidates::{from_milp, mobius, pipelines, sharded},
     formulation::assignment::least,
@@ -10,6 +9,7 @@ use crate::{
         judge::{Scored, busiest, faster, judge, judge_within},
     },
     search::portfolio::{FAR, Portfolio, SystemState, allowed},
+    space::rules::Family,
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
