@@ -19,7 +19,7 @@ test: setup fmt lint schemas unit doc demo-short cuda-check
 
 ## What the build needs from the system (cmake and libclang, for the HiGHS solver).
 setup:
-	@./crates/setup.sh
+	@./crates/spipe-planner/highs/setup.sh
 
 build: setup
 	$(CARGO) build --release --locked
