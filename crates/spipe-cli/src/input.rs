@@ -4,9 +4,10 @@ pub use crate::text_files::{bytes, text};
 use crate::{Failure, model_files, names, options::OPTIONS};
 use spipe_base::{Diagnostic, Position, Seconds};
 use spipe_cost::Mode;
-use spipe_hardware::{Hardware, Provenance, Runtime};
+use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Architecture, Model};
 use spipe_plan::{Plan, System};
+use spipe_search::framework;
 use spipe_trace::{ReadTraceError, Trace};
 use std::time::Duration;
 
@@ -68,12 +69,7 @@ pub fn runtime(given: &str) -> Result<Runtime, Failure> {
 
 /// The machine as `runtime` finds it, with the constants that it was fitted to have under it.
 pub fn under(hardware: Hardware, runtime: Runtime) -> Result<Hardware, Failure> {
-    let fitted = spipe_fit::fitted_runtime(&hardware, runtime);
-    let fitted = fitted.map_err(|error| {
-        let message = format!("`[[fitted]]` of `{}`: {error}", hardware.name());
-        Failure::input(Diagnostic::error(message).hint(error.hint()))
-    })?;
-    Ok(hardware.under(fitted))
+    Ok(spipe_search::under(hardware, runtime)?)
 }
 
 /// The given runtime, or the one that executes `systems` on `hardware`: the framework to which all of
@@ -82,17 +78,7 @@ pub fn runtime_for(given: Option<&str>, systems: &[System], hardware: &Hardware)
     if let Some(given) = given {
         return runtime(given);
     }
-    let mut frameworks = systems.iter().map(|system| system.framework());
-    let first = frameworks.next().flatten();
-    let framework = first.filter(|_| frameworks.all(|other| other == first) && has_foreign_gpus(hardware));
-    framework.map_or_else(|| Ok(Runtime::default()), runtime)
-}
-
-/// Whether a machine has GPUs, none of them emulated or measured by this program.
-pub fn has_foreign_gpus(hardware: &Hardware) -> bool {
-    let mut gpus = hardware.devices().iter().filter(|device| device.is_gpu()).peekable();
-    let foreign = |provenance: &Provenance| !matches!(provenance, Provenance::Measured { .. });
-    gpus.peek().is_some() && gpus.all(|gpu| !gpu.emulated && foreign(gpu.provenance()))
+    framework(systems, hardware).map_or_else(|| Ok(Runtime::default()), runtime)
 }
 
 /// The text of a machine by path or name.

@@ -48,6 +48,7 @@ pub use request::{
     drives::DriveFor,
     layout::{Chosen, Conditions, conditions},
     pins::{Pinned, Words},
+    runtimes::{framework, has_foreign_gpus, under},
     spelling::Spelling,
     systems::systems,
     watch::{Progress, Watch},

@@ -8,12 +8,12 @@ use crate::{
     report::{explanation, trace::human},
 };
 use serde::Serialize;
-use spipe_base::{Bytes, Diagnostic, LaneId, LaneRole, SimTime, readable::percent};
+use spipe_base::{Bytes, Diagnostic, SimTime};
 use spipe_plan::Plan;
 use spipe_schedule::Program;
-use spipe_search::explain::{Explained, changes, pitfalls};
+use spipe_search::explain::{Explained, changes, pitfalls, remarks};
 use spipe_sim::{Iterations, Options, Simulation, simulate, simulate_explained};
-use spipe_trace::{Explanation, Metrics, Status, Trace};
+use spipe_trace::{Explanation, Metrics, Status};
 use std::{collections::BTreeMap, path::Path};
 
 /// Simulates a plan, prints the result and writes the trace.
@@ -108,39 +108,6 @@ struct Data {
 struct Remark {
     message: String,
     hint: Option<String>,
-}
-
-/// The share of idle time above which a plan gets a remark.
-const MUCH: f64 = 0.2;
-
-/// Remarks on a plan: choices that cost time, and imbalance if much time is idle.
-fn remarks(plan: &Plan, trace: &Trace) -> Vec<Diagnostic> {
-    let (context, placement) = (plan.context(), plan.placement());
-    let mut all: Vec<Diagnostic> = spipe_plan::precision_remark(&context, placement).into_iter().collect();
-    all.extend(spipe_plan::hybrid_remarks(&context, placement));
-    let metrics = Metrics::of(trace);
-    // Only GPUs: a layer that takes little time on a GPU keeps a socket busy for long.
-    let is_gpu = |name: &str| plan.context().hardware.device(name).is_some_and(|device| !plan.context().is_cpu(device));
-    let computes = |(lane, _): &(&LaneId, &SimTime)| {
-        let lane = &trace.lanes[lane.index()];
-        lane.role == LaneRole::Compute && lane.name.split('.').next().is_some_and(is_gpu)
-    };
-    let mut busy: Vec<(&LaneId, &SimTime)> = metrics.busy.iter().filter(computes).collect();
-    busy.sort_by_key(|(_, time)| **time);
-    let (Some((least, low)), Some((most, high))) = (busy.first(), busy.last()) else { return all };
-    if trace.status == Status::Ok && metrics.bubble_fraction > MUCH && low != high {
-        let share = |time: &SimTime| percent(time.to_ms() / metrics.iteration.to_ms().max(f64::MIN_POSITIVE));
-        let (least, most) = (&trace.lanes[least.index()].name, &trace.lanes[most.index()].name);
-        let message = format!(
-            "{} of the time is idle: `{most}` is busy {} of it, `{least}` {}",
-            percent(metrics.bubble_fraction),
-            share(high),
-            share(low)
-        );
-        let hint = format!("move a layer or two from `{most}` to `{least}`, or use more microbatches");
-        all.push(Diagnostic::warning(message).hint(hint));
-    }
-    all
 }
 
 fn data((plan, simulation): (&Plan, &Simulation), actions: usize, remarks: &[Diagnostic]) -> Data {

@@ -7,7 +7,7 @@ use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Attention, Model};
 use spipe_search::{
     compare::tensor_data::{Degrees, Priced, priced as all_priced},
-    workloads,
+    has_foreign_gpus, workloads,
 };
 
 /// The runtime that trains with tensor parallelism on GPUs.
@@ -17,7 +17,7 @@ const FRAMEWORK: &str = "megatron";
 pub fn runtime(what: &args::TensorData, hardware: &Hardware) -> Result<Runtime, Failure> {
     match &what.runtime {
         Some(given) => input::runtime(given),
-        None if input::has_foreign_gpus(hardware) => input::runtime(FRAMEWORK),
+        None if has_foreign_gpus(hardware) => input::runtime(FRAMEWORK),
         None => Ok(Runtime::default()),
     }
 }

@@ -9,8 +9,10 @@
 mod changes;
 mod machines;
 mod pitfalls;
+mod remarks;
 mod trial;
 
 pub use changes::{Tried, changes};
 pub use pitfalls::pitfalls;
+pub use remarks::remarks;
 pub use trial::Explained;

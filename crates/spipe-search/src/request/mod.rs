@@ -4,12 +4,13 @@
 //! workloads   a batch in equal microbatches      systems    the systems by name
 //! pins        conditions in words                layout     conditions in Megatron's notation, and both together
 //! drives      the drives that are named          watch      the record of a running search
-//! spelling    the words for settings in messages
+//! runtimes    what executes a plan               spelling   the words for settings in messages
 //! ```
 
 pub mod drives;
 pub mod layout;
 pub mod pins;
+pub mod runtimes;
 pub mod spelling;
 pub mod systems;
 pub mod watch;

@@ -1,14 +1,12 @@
 //! Plain data parallelism on a machine of a sweep.
 
+use crate::compare::DATA_PARALLEL;
 use spipe_base::Bytes;
 use spipe_cost::{Parallelism, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Recompute};
 use spipe_whatif::Planned;
 use std::collections::BTreeMap;
-
-/// The name of plain data parallelism.
-const DATA_PARALLEL: &str = "data-parallel";
 
 /// Plain data parallelism over all GPUs, in closed form, if it fits.
 pub fn data_parallel(model: &Model, workloads: &[Workload], hardware: &Hardware) -> Option<Planned> {

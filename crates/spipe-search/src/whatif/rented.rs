@@ -1,7 +1,7 @@
 //! Rented machines beside the owned ones.
 
 use super::task::Task;
-use crate::error::SearchError;
+use crate::{error::SearchError, request::spelling::Spelling};
 use spipe_base::Diagnostic;
 use spipe_hardware::Hardware;
 use spipe_market::{RentPart, compose_rented, job_cost, rent_hour};
@@ -21,14 +21,23 @@ fn asked<'a>(task: &'a Task, wanted: &[String]) -> Result<Vec<&'a RentPart>, Sea
 }
 
 /// Plans rented machines with low effort, and prices the job on them.
-pub fn rented(task: &Task, judge: &impl Judge, wanted: &[String]) -> Result<Vec<Rented>, SearchError> {
+pub fn rented(
+    task: &Task,
+    judge: &impl Judge,
+    wanted: &[String],
+    spelling: Spelling,
+) -> Result<Vec<Rented>, SearchError> {
     let mut all = Vec::new();
     for rent in asked(task, wanted)? {
         let machine =
             compose_rented(&task.catalogue, rent).map_err(|error| SearchError::Input(error.diagnostic().into()))?;
         let hardware = Hardware::from_file(&machine.name, machine.hardware.clone())?;
         let hour = rent_hour(rent, task.setup.as_of, &task.job.rates).map_err(|error| {
-            SearchError::Input(Diagnostic::error(error.to_string()).hint("state a rate, as --rate USD=0.90").into())
+            SearchError::Input(
+                Diagnostic::error(error.to_string())
+                    .hint(format!("state a rate, as {}", spelling.bare("rate", "USD=0.90")))
+                    .into(),
+            )
         })?;
         let (mut hours, mut tokens) = (0.0, 0.0);
         let mut fits = true;

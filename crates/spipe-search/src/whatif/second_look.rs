@@ -9,7 +9,7 @@ use super::{
     task::Task,
     with_effort::{Again, Describe},
 };
-use crate::error::SearchError;
+use crate::{error::SearchError, request::spelling::Spelling};
 use spipe_whatif::{
     Ranking, Run, Table, UNFITTED_ERROR, rank, report,
     report::{Linked, Rented},
@@ -30,6 +30,8 @@ pub struct Look<'a> {
     pub all_words: bool,
     /// The words for a plan.
     pub describe: Describe<'a>,
+    /// The words for settings in messages.
+    pub spelling: Spelling,
 }
 
 /// The result of a second look.
@@ -75,7 +77,7 @@ pub fn second_look(task: &Task, planner: &JobPlanner, mut run: Run, look: &Look<
         }
     }
     planner.begin(1.0);
-    let mut rented = rented::rented(task, planner, look.rent)?;
+    let mut rented = rented::rented(task, planner, look.rent, look.spelling)?;
     if look.all_words {
         again.words(&run, &table, &mut plans)?;
     }

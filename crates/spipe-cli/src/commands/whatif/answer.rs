@@ -1,6 +1,8 @@
 //! The answer of a sweep: the first machines planned again with much effort, then tables and files.
 
-use crate::{Failure, args, args::Format, output, output::Target, report as reports, tables::dense_table};
+use crate::{
+    Failure, args, args::Format, options::OPTIONS, output, output::Target, report as reports, tables::dense_table,
+};
 use indicatif::ProgressBar;
 use serde::Serialize;
 use spipe_base::{Diagnostic, readable::per_second};
@@ -58,6 +60,7 @@ impl Answerer<'_> {
             rent: self.rent,
             all_words: self.output.output.as_deref().is_some_and(|path| path.ends_with(".html")),
             describe: &described,
+            spelling: OPTIONS,
         };
         let looked = second_look(self.task, self.planner, run, &look);
         self.bar.finish_and_clear();
