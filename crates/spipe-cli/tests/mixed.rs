@@ -4,10 +4,12 @@
 
 #[path = "common/machine.rs"]
 mod machine;
+#[path = "common/run.rs"]
+mod run;
 
 use machine::Machine;
+use run::{Run, spipe};
 use serde_json::{Value, json};
-use std::process::Command;
 
 const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"small\"\nvocabulary = 256\nseq-len = 16\n\
                      hidden = 32\nlayers = 4\nheads = 4\nintermediate = 48\n";
@@ -27,29 +29,26 @@ impl Folder {
         Self(folder)
     }
 
-    fn spipe(&self, args: &str) -> (i32, String, String) {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-        let output = command.args(args.split_whitespace()).current_dir(&self.0).env("NO_COLOR", "1").output().unwrap();
-        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-        (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
+    fn spipe(&self, args: &str) -> Run {
+        spipe(&self.0, args)
     }
 
     /// The plan of a system.
     fn plan(&self, more: &str) -> Value {
-        let (code, out, err) = self.spipe(&format!(
+        let Run { code, out, err } = self.spipe(&format!(
             "plan --model model.toml --hardware machine.toml --precision fp32 --materialised-attention \
              --global-batch 8 --microbatch 2 --effort low --format json {more}"
         ));
-        assert_eq!(code, 0, "{err}");
+        assert_eq!(code, Some(0), "{err}");
         serde_json::from_str(&out).unwrap()
     }
 
     /// The iteration of a plan file as it is simulated, or what is wrong with it.
     fn simulated(&self, plan: &Value) -> Result<f64, String> {
         std::fs::write(self.0.path().join("plan.json"), plan.to_string()).unwrap();
-        let (code, out, err) = self.spipe("simulate plan.json --format json");
-        if code != 0 {
-            assert_eq!(code, 3, "{err}");
+        let Run { code, out, err } = self.spipe("simulate plan.json --format json");
+        if code != Some(0) {
+            assert_eq!(code, Some(3), "{err}");
             return Err(err);
         }
         let result: Value = serde_json::from_str(&out).unwrap();
@@ -58,10 +57,11 @@ impl Folder {
 
     /// Draws and runs `plan.json`.
     fn draws_and_runs(&self) {
-        let (code, _, err) = self.spipe("timeline plan.json -o plan.svg");
-        assert_eq!(code, 0, "{err}");
-        let (code, out, err) = self.spipe("run plan.json --steps 2 --data synthetic --drive nvme0=. --format json");
-        assert_eq!(code, 0, "{err}");
+        let drawn = self.spipe("timeline plan.json -o plan.svg");
+        assert_eq!(drawn.code, Some(0), "{}", drawn.err);
+        let Run { code, out, err } =
+            self.spipe("run plan.json --steps 2 --data synthetic --drive nvme0=. --format json");
+        assert_eq!(code, Some(0), "{err}");
         assert!(out.lines().count() >= 2, "{out}");
     }
 }
@@ -88,7 +88,7 @@ fn a_vee_has_its_optimizer_on_the_socket() {
     let time = folder.simulated(&mixed(&plan, &[("update", json!({ "kind": "phase" }))], &there)).unwrap();
     assert!(time > plan["simulated-iteration-ms"].as_f64().unwrap(), "steps of the socket take their time");
     folder.draws_and_runs();
-    let (_, shown, _) = folder.spipe("simulate plan.json");
+    let shown = folder.spipe("simulate plan.json").out;
     assert!(shown.contains("mixed"), "{shown}");
     // Under the name of the preset, the phase is not among the answers that it leaves free.
     let mut named = mixed(&plan, &[("update", json!({ "kind": "phase" }))], &there);

@@ -26,6 +26,7 @@ mod footprint;
 mod knob;
 mod layout;
 mod mesh;
+mod options;
 mod placement;
 mod plan;
 mod preset;

@@ -1,6 +1,5 @@
 //! Meshes: the replicas of a model, and what is divided among them.
 
-use crate::Placement;
 use serde::{Deserialize, Serialize};
 use spipe_base::DeviceId;
 use spipe_hardware::Hardware;
@@ -65,48 +64,5 @@ impl MeshFile {
         let team = |names: &Vec<String>| names.iter().map(device).collect::<Result<Team, _>>();
         let teams = |teams: &Vec<Vec<String>>| teams.iter().map(team).collect::<Result<Vec<_>, _>>();
         Ok(Mesh { replicas: self.replicas.iter().map(teams).collect::<Result<_, _>>()?, sharding: self.sharding })
-    }
-}
-
-impl Placement {
-    /// Whether parameters are divided among replicas, each of which runs all layers.
-    pub const fn shards_parameters(&self) -> bool {
-        matches!(self.mesh.sharding, Sharding::Parameters { .. })
-    }
-
-    /// The devices among which parameters are divided, one for each replica.
-    pub fn replicas(&self) -> Vec<DeviceId> {
-        self.mesh.replicas.iter().flatten().flatten().copied().collect()
-    }
-
-    /// The gathered stages of a replica with sharded parameters.
-    pub fn resident_stages(&self) -> usize {
-        match self.mesh.sharding {
-            Sharding::Parameters { resident: Some(resident) } => resident as usize,
-            _ => FEWEST_RESIDENT as usize,
-        }
-    }
-
-    /// The same placement with a replica on each of these devices.
-    pub fn over(self, devices: impl IntoIterator<Item = DeviceId>) -> Self {
-        let replicas = devices.into_iter().map(|device| vec![vec![device]]).collect();
-        let sharding = self.mesh.sharding;
-        Self { mesh: Mesh { replicas, sharding }, ..self }
-    }
-
-    /// The same placement with a replica on each of the machine's first `count` GPUs, or on all of them.
-    pub fn over_gpus(self, hardware: &Hardware, count: Option<u64>) -> Self {
-        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
-        self.over(gpus.take(count.map_or(usize::MAX, |count| count as usize)))
-    }
-
-    /// The devices that compute: those of the stages, or of all replicas.
-    pub fn computing(&self) -> Vec<DeviceId> {
-        if self.shards_parameters() { self.replicas() } else { self.devices() }
-    }
-
-    /// Whether parameters stay on the device of their stage, and microbatches flow through the stages.
-    pub const fn is_pipeline(&self) -> bool {
-        self.order.is_pipeline() && !self.shards_parameters()
     }
 }

@@ -1,7 +1,8 @@
 //! Placements: stages, and the answers that hold for all of them.
 
-use crate::{GradientsLeave, Knob, Mesh, Offload, OrderKind, Stage, System, Update};
+use crate::{FEWEST_RESIDENT, GradientsLeave, Mesh, Offload, OrderKind, Sharding, Stage, System, Update};
 use spipe_base::{DeviceId, IdVec, StageId};
+use spipe_hardware::Hardware;
 
 /// The fewest offload slots per direction: one for the microbatch in computation, and one for a
 /// copy under way.
@@ -47,22 +48,6 @@ impl Placement {
     /// A placement with answers of its own, which need not fit a preset.
     pub fn mixed((order, update): (OrderKind, Update), stages: impl IntoIterator<Item = Stage>) -> Self {
         Self { order, update, ..Self::new(System::Mixed, stages) }
-    }
-
-    /// The same placement with this option at `value`; the same if its answers have no such option.
-    pub fn with(self, knob: Knob, value: u64) -> Self {
-        self.with_option(knob, Some(value))
-    }
-
-    /// The same placement with this option at `value`, or at its default; the same if its answers have no such option.
-    pub fn with_option(mut self, knob: Knob, value: Option<u64>) -> Self {
-        knob.set(&mut self, value);
-        self
-    }
-
-    /// The same placement with these options, each at a value or at its default.
-    pub fn with_options<V: Copy + Into<Option<u64>>>(self, options: &[(Knob, V)]) -> Self {
-        options.iter().fold(self, |placement, (knob, value)| placement.with_option(*knob, (*value).into()))
     }
 
     /// The same placement with its own stages for the backward.
@@ -115,6 +100,49 @@ impl Placement {
             System::Mixed => format!("order `{}`", self.order),
             system => format!("system `{system}`"),
         }
+    }
+}
+
+impl Placement {
+    /// Whether parameters are divided among replicas, each of which runs all layers.
+    pub const fn shards_parameters(&self) -> bool {
+        matches!(self.mesh.sharding, Sharding::Parameters { .. })
+    }
+
+    /// The devices among which parameters are divided, one for each replica.
+    pub fn replicas(&self) -> Vec<DeviceId> {
+        self.mesh.replicas.iter().flatten().flatten().copied().collect()
+    }
+
+    /// The gathered stages of a replica with sharded parameters.
+    pub fn resident_stages(&self) -> usize {
+        match self.mesh.sharding {
+            Sharding::Parameters { resident: Some(resident) } => resident as usize,
+            _ => FEWEST_RESIDENT as usize,
+        }
+    }
+
+    /// The same placement with a replica on each of these devices.
+    pub fn over(self, devices: impl IntoIterator<Item = DeviceId>) -> Self {
+        let replicas = devices.into_iter().map(|device| vec![vec![device]]).collect();
+        let sharding = self.mesh.sharding;
+        Self { mesh: Mesh { replicas, sharding }, ..self }
+    }
+
+    /// The same placement with a replica on each of the machine's first `count` GPUs, or on all of them.
+    pub fn over_gpus(self, hardware: &Hardware, count: Option<u64>) -> Self {
+        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
+        self.over(gpus.take(count.map_or(usize::MAX, |count| count as usize)))
+    }
+
+    /// The devices that compute: those of the stages, or of all replicas.
+    pub fn computing(&self) -> Vec<DeviceId> {
+        if self.shards_parameters() { self.replicas() } else { self.devices() }
+    }
+
+    /// Whether parameters stay on the device of their stage, and microbatches flow through the stages.
+    pub const fn is_pipeline(&self) -> bool {
+        self.order.is_pipeline() && !self.shards_parameters()
     }
 }
 

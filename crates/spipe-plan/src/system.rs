@@ -1,6 +1,6 @@
 //! Systems: the names of presets.
 
-use crate::{Dealing, Preset, Sharding, preset::TABLE};
+use crate::{Dealing, Knob, Preset, Sharding, preset::TABLE};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
@@ -172,6 +172,13 @@ impl System {
     /// Whether the system splits the backward into gradients of inputs and gradients of weights.
     pub const fn splits_backward(self) -> bool {
         self.preset().order.splits_backward()
+    }
+}
+
+impl Knob {
+    /// Whether `system` leaves the option to the plan.
+    pub fn is_of(self, system: System) -> bool {
+        system.preset().free.contains(&self)
     }
 }
 

@@ -7,10 +7,7 @@
 //! device ─ offload ─► slot in DRAM ─ write ─► drive ─ read ─► slot in DRAM ─ reload ─► device
 //! ```
 
-use super::{
-    sharded::shard,
-    stage::{Footprint, StageFootprint, add},
-};
+use super::stage::{Footprint, StageFootprint, add, shard};
 use crate::{Context, Placement, Stage, Weights};
 use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
 use std::{cmp::Reverse, collections::BTreeMap};
@@ -23,8 +20,8 @@ pub const LOAD_SLOTS: usize = 2;
 /// read, one in its step, and one that is written.
 pub const STATE_SLOTS: usize = 3;
 
-/// The slots in which data of drives passes through hosts, the largest of each queue: those that are
-/// in a host for a device, of which some number are there at once.
+/// The slots in which data of drives passes through hosts. A queue is the copies of one device through one host; it has
+/// a fixed number of slots, which hold its largest buffers.
 #[derive(Debug, Default)]
 pub(super) struct Slots(BTreeMap<(DeviceId, MemoryId, usize), Vec<(Bytes, StageId)>>);
 

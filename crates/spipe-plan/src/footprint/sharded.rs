@@ -2,7 +2,7 @@
 //! use.
 
 use super::drives::{LOAD_SLOTS, STATE_SLOTS, Slots};
-use super::stage::{Boundary, Footprint, StageFootprint, add, recomputed_bytes, stage_footprint};
+use super::stage::{Boundary, Footprint, StageFootprint, add, recomputed_bytes, shard, stage_footprint};
 use crate::{
     Context, InFlight, Placement, Stage, Weights,
     window::{Pass, gathered},
@@ -126,11 +126,6 @@ pub fn held_while_computing(uses: &[ShardedFootprint], resident: usize) -> Vec<B
         most[at] = most[at].max(held);
     }
     most
-}
-
-/// The size of one of `shards` equal parts of `bytes`, rounded up.
-pub const fn shard(bytes: Bytes, shards: usize) -> Bytes {
-    Bytes::new(bytes.get().div_ceil(shards as u64))
 }
 
 /// The bytes in each memory: shards, saved activations of all stages, and the most that a device

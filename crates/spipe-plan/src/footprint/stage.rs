@@ -49,6 +49,11 @@ pub(crate) fn add(memories: &mut Footprint, memory: MemoryId, (id, need): (Stage
     here.in_flight = here.in_flight.max(need.in_flight);
 }
 
+/// The size of one of `shards` equal parts of `bytes`, rounded up.
+pub const fn shard(bytes: Bytes, shards: usize) -> Bytes {
+    Bytes::new(bytes.get().div_ceil(shards as u64))
+}
+
 /// The way in which a stage is joined to a neighbour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Boundary {

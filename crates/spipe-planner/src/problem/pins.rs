@@ -1,10 +1,7 @@
 //! Pins: constraints that the user sets on the plan. Every device set below holds indices of
 //! devices of the machine.
 
-use crate::{
-    hosts::{on_device, socket_of},
-    space::rules::Family,
-};
+use crate::hosts::{on_device, socket_of};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
 use spipe_plan::{Activations, Context, Knob, Placement, Stage, System, Weights};
@@ -244,9 +241,10 @@ impl Pins {
         if self.is_empty() {
             return true;
         }
-        let shared: Vec<usize> = match Family::of(placement.system) {
-            Family::Sharded => placement.replicas().into_iter().map(|id| id.index()).collect(),
-            _ => Vec::new(),
+        let shared: Vec<usize> = if placement.shards_parameters() {
+            placement.replicas().into_iter().map(|id| id.index()).collect()
+        } else {
+            Vec::new()
         };
         let on = |layer: usize, device: usize| {
             self.allows_layer(layer, device) && shared.iter().all(|device| self.allows_layer(layer, *device))
@@ -255,9 +253,12 @@ impl Pins {
         let layers = placement
             .all_stages()
             .all(|stage| stage.layers.iter().all(|layer| on(layer.index(), stage.device.index())));
-        let kept = placement.backward_stages().iter().all(|stage| match Family::of(placement.system) {
-            Family::Sharded => self.allow_shared(context, placement.replicas(), stage),
-            _ => self.allow_stage(context, stage, training),
+        let kept = placement.backward_stages().iter().all(|stage| {
+            if placement.shards_parameters() {
+                self.allow_shared(context, placement.replicas(), stage)
+            } else {
+                self.allow_stage(context, stage, training)
+            }
         });
         let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.device.index()).collect();
         layers && kept && self.allows_given(placement) && self.allows_devices(&devices) && self.allows_knobs(placement)
