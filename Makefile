@@ -19,7 +19,7 @@ test: setup fmt lint schemas unit doc demo-short cuda-check
 
 ## What the build needs from the system (cmake and libclang, for the HiGHS solver).
 setup:
-	@./crates/setup.sh
+	@./crates/spipe-planner/highs/setup.sh
 
 build: setup
 	$(CARGO) build --release --locked
@@ -134,7 +134,7 @@ prediction-error: build
 .PHONY: gallery
 ## The chart of every system, with what to see in it: reports/gallery.md.
 gallery: build
-	SPIPE=target/release/spipe crates/gallery.sh
+	SPIPE=target/release/spipe crates/spipe-cli/scripts/gallery.sh
 
 .PHONY: pages-check
 ## Reports and timelines in headless Chromium (Debian: chromium, nodejs, npm). Screenshots in target/pages/.
@@ -148,10 +148,10 @@ pages-check: build
 DEVICE ?= cuda:0
 ## Rates, parity, memory cap, prediction error and tokens/s of a device, with the built binary: reports/gpu/.
 gpu-check:
-	crates/gpu-check.sh $(DEVICE)
+	crates/spipe-cli/scripts/gpu-check.sh $(DEVICE)
 
 .PHONY: software-gpu-check
 ## The same on a program that plays a GPU: Mesa's llvmpipe, or whatever Vulkan finds first (Debian: mesa-vulkan-drivers).
 software-gpu-check:
 	$(CARGO) build --release --locked --target-dir target/wgpu -p spipe --features wgpu
-	SPIPE=target/wgpu/release/spipe crates/gpu-check.sh wgpu:0
+	SPIPE=target/wgpu/release/spipe crates/spipe-cli/scripts/gpu-check.sh wgpu:0

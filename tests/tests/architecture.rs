@@ -14,7 +14,7 @@ mod purity;
 #[path = "architecture/source.rs"]
 mod source;
 
-use graph::Graph;
+use graph::{Graph, folders, references};
 use purity::impurities;
 use serde_json::Value;
 use source::{Files, Modules};
@@ -132,21 +132,41 @@ fn dependencies_point_downwards() {
     assert_eq!(seen, all.keys().copied().collect(), "the table and the workspace agree");
 }
 
-/// The top-level modules of a crate form no import cycle.
+/// Modules that still import each other: the crate's folder with the path of their parent, and their
+/// names. An entry that is no longer needed is an error.
+const KNOWN_CYCLES: [(&str, &str); 4] = [
+    ("spipe-cli/first_tries", "machines, wish"),
+    ("spipe-cli/planning", "drives, refusal, sizes"),
+    ("spipe-cli/planning", "microbatch_search, remedies"),
+    ("spipe-plan/footprint", "drives, sharded"),
+];
+
+/// The modules of every folder form no import cycle.
 #[test]
 fn modules_form_no_import_cycle() {
-    let mut report = String::new();
-    for (folder, files) in &sources() {
+    let (mut report, mut known) = (String::new(), BTreeSet::new());
+    for (crate_folder, files) in &sources() {
         let mut read = BTreeSet::new();
-        for modules in roots(folder, files) {
-            let components = Graph::of(&modules).components();
-            report.extend(components.iter().map(|component| format!("crates/{folder}\n{component}")));
+        for modules in roots(crate_folder, files) {
+            let references = references(&modules);
+            for folder in folders(&modules) {
+                let place = std::iter::once(crate_folder).chain(&folder).cloned().collect::<Vec<_>>().join("/");
+                for component in Graph::of(&modules, &references, &folder).components() {
+                    let names = component.modules.iter().cloned().collect::<Vec<_>>().join(", ");
+                    match KNOWN_CYCLES.iter().find(|cycle| **cycle == (&place, &names)) {
+                        Some(cycle) => drop(known.insert(*cycle)),
+                        None => report.push_str(&format!("crates/{place}\n{component}")),
+                    }
+                }
+            }
             read.extend(modules.into_values().map(|module| module.file));
         }
         let unread: Vec<&String> = files.keys().filter(|file| !read.contains(*file)).collect();
-        assert!(unread.is_empty(), "no module of {folder} declares {unread:?}");
+        assert!(unread.is_empty(), "no module of {crate_folder} declares {unread:?}");
     }
     assert!(report.is_empty(), "import cycles:\n{report}");
+    let gone: Vec<_> = KNOWN_CYCLES.iter().filter(|cycle| !known.contains(*cycle)).collect();
+    assert!(gone.is_empty(), "these are no cycles any more, so take them out of the list: {gone:?}");
 }
 
 /// Below the command, no code opens files, prints, or reads the clock or the environment.

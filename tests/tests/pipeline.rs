@@ -7,7 +7,7 @@ use spipe_base::{Bytes, LaneRole, LayerRange, SimTime};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Precision};
-use spipe_plan::{Context, Knobs, Placement, Plan, Stage, StageFootprint, System, check, footprint};
+use spipe_plan::{Context, Knob, Placement, Plan, Stage, StageFootprint, System, check, footprint};
 use spipe_schedule::{lower, order_of};
 use spipe_sim::{Options, simulate};
 use spipe_tests::{simulated, with_problem};
@@ -66,7 +66,7 @@ fn place(hardware: &Hardware, layers: usize, cuts: &[usize], recomputed: &[usize
         Stage::new(device, range).with_recomputed(recomputed[index] % (range.count() + 1))
     });
     let head_start = if system == System::Hybrid { 1 } else { 0 };
-    Placement::new(system, stages).with_knobs(Knobs { head_start, ..Knobs::default() })
+    Placement::new(system, stages).with_options(&[(Knob::HeadStart, head_start)])
 }
 
 fn system() -> impl Strategy<Value = System> {

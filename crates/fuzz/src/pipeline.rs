@@ -6,7 +6,7 @@ use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_cost::{CostTable, Mode, Optimizer, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Context, Knob, Knobs, Placement, Stage, StageFootprint, System, check, footprint};
+use spipe_plan::{Context, Knob, Placement, Stage, StageFootprint, System, check, footprint};
 use spipe_schedule::lower;
 use spipe_sim::{Iterations, Options, is_ok, simulate};
 use std::fmt::Write;
@@ -112,13 +112,13 @@ fn placement(draws: &mut Draws<'_>, hardware: &Hardware, layers: usize) -> Optio
         stages.push(stage);
         first = last + 1;
     }
-    let mut knobs = Knobs::default();
+    let mut placement = Placement::new(system, stages);
     for knob in Knob::ALL.into_iter().filter(|knob| knob.is_of(system)) {
         if draws.coin() {
-            knobs = knob.set(knobs, draws.below(4) as u64);
+            placement = placement.with(knob, draws.below(4) as u64);
         }
     }
-    Some(Placement::new(system, stages).with_knobs(knobs))
+    Some(placement)
 }
 
 /// A placement that the checker accepts has a program, or a reason why not; where it runs, no memory

@@ -2,10 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "common/command.rs"]
-mod command;
+#[path = "common/run.rs"]
+mod run;
 
-use command::spipe;
+use run::spipe;
 use serde_json::Value;
 
 /// The words of a plan of GPT-2 on one GPU, with more words.
@@ -33,8 +33,8 @@ fn what_cannot_be_trained_is_refused_with_the_reason() {
         (&["--optimizer-in-backward", "--clip-norm", "1"], 2, "cannot wait for all gradients"),
         (&["--base", "nf5"], 2, "did you mean `nf4`"),
     ] {
-        let run = spipe(&plan(more));
-        assert!(run.code == code && run.err.contains(expected), "{more:?}: {} {}", run.code, run.err);
+        let run = spipe(".", &plan(more));
+        assert!(run.code == Some(code) && run.err.contains(expected), "{more:?}: {run:?}");
         assert_eq!(run.out, "", "{more:?}");
     }
 }
@@ -45,19 +45,19 @@ fn a_plan_carries_its_adapters_and_is_simulated_but_not_run() {
     let path = folder.path().join("plan.json");
     let file = path.to_str().unwrap();
     let more = ["--lora", "rank=8,alpha=16,targets=q,v", "--base", "fp4", "--optimizer", "lion", "-o", file];
-    let made = spipe(&plan(&more));
-    assert_eq!(made.code, 0, "{}", made.err);
+    let made = spipe(".", &plan(&more));
+    assert_eq!(made.code, Some(0), "{}", made.err);
     let written: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     assert_eq!(written["trained-parameters"], 12 * 8 * 4 * 768);
     assert_eq!((&written["lora"]["rank"], &written["workload"]["formats"]["base"]), (&8.into(), &"fp4".into()));
-    let simulated = spipe(&["simulate", file, "--format", "json"]);
+    let simulated = spipe(".", &["simulate", file, "--format", "json"]);
     let simulated: Value = serde_json::from_str(&simulated.out).unwrap();
     let (found, expected) = (&simulated["iteration-ms"], &written["simulated-iteration-ms"]);
     assert!((found.as_f64().unwrap() / expected.as_f64().unwrap() - 1.0).abs() < 1e-6, "{found} {expected}");
-    let run = spipe(&["run", file, "--data", "Cargo.toml", "--steps", "1"]);
-    assert!(run.code != 0 && run.err.contains("the plan has a base stored as fp4"), "{}", run.err);
-    let exported = spipe(&["export", "torch", file, "-o", folder.path().join("job").to_str().unwrap()]);
-    assert!(exported.code != 0 && exported.err.contains("planned and simulated only"), "{}", exported.err);
+    let run = spipe(".", &["run", file, "--data", "Cargo.toml", "--steps", "1"]);
+    assert!(run.code != Some(0) && run.err.contains("the plan has a base stored as fp4"), "{}", run.err);
+    let exported = spipe(".", &["export", "torch", file, "-o", folder.path().join("job").to_str().unwrap()]);
+    assert!(exported.code != Some(0) && exported.err.contains("planned and simulated only"), "{}", exported.err);
 }
 
 /// Magnitudes (DoRA) are planned and simulated wherever adapters are, and take more memory and time.
@@ -70,10 +70,10 @@ fn magnitudes_are_planned_on_every_kind_of_system() {
             let file = path.to_str().unwrap().to_owned();
             let mut args = vec!["plan", "--model", "gpt2", "--hardware", "rtx3090-x4-two-sockets", "--seq-len", "256"];
             args.extend(["--global-batch", "8", "--microbatch", "1", "--effort", "low", "--system", system]);
-            let run = spipe(&[&args[..], &["--lora", lora, "-o", &file]].concat());
-            assert_eq!(run.code, 0, "{system}: {}", run.err);
+            let run = spipe(".", &[&args[..], &["--lora", lora, "-o", &file]].concat());
+            assert_eq!(run.code, Some(0), "{system}: {}", run.err);
             let plan: Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
-            let simulated = spipe(&["simulate", &file, "--format", "json"]);
+            let simulated = spipe(".", &["simulate", &file, "--format", "json"]);
             let simulated: Value = serde_json::from_str(&simulated.out).unwrap();
             let time = simulated["iteration-ms"].as_f64().unwrap();
             let planned = plan["simulated-iteration-ms"].as_f64().unwrap();
@@ -85,9 +85,9 @@ fn magnitudes_are_planned_on_every_kind_of_system() {
         // Queries, keys and values are one matrix of 3·768 outputs.
         assert_eq!((less, more - less), (12 * 8 * (4 + 2) * 768, 12 * 4 * 768), "{system}");
         assert!(longer > shorter, "{system}: {longer} {shorter}");
-        let run = spipe(&["run", &file, "--data", "Cargo.toml", "--steps", "1"]);
+        let run = spipe(".", &["run", &file, "--data", "Cargo.toml", "--steps", "1"]);
         let says = |words: &str| run.err.contains(words);
-        assert!(run.code != 0 && says("magnitudes of adapters (DoRA)") && says("hint: "), "{}", run.err);
+        assert!(run.code != Some(0) && says("magnitudes of adapters (DoRA)") && says("hint: "), "{}", run.err);
     }
 }
 
@@ -97,14 +97,14 @@ fn folders_of_peft_are_planned() {
     let config = r#"{"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["c_attn"], "base_model_name_or_path": "gpt2"}"#;
     std::fs::write(folder.path().join("adapter_config.json"), config).unwrap();
     let given = ["--adapter", folder.path().to_str().unwrap(), "-o", "-"];
-    let made = spipe(&plan(&given));
+    let made = spipe(".", &plan(&given));
     let written: Value = serde_json::from_str(&made.out).unwrap_or_else(|error| panic!("{error}: {}", made.err));
     assert_eq!(written["trained-parameters"], 12 * 4 * 4 * 768);
 }
 
 #[test]
 fn the_largest_rank_is_found() {
-    let made = spipe(&plan(&["--lora", "targets=q", "--solve-for", "rank", "--format", "json"]));
+    let made = spipe(".", &plan(&["--lora", "targets=q", "--solve-for", "rank", "--format", "json"]));
     let answer: Value = serde_json::from_str(&made.out).unwrap_or_else(|error| panic!("{error}: {}", made.err));
     assert_eq!((&answer["solve-for"], &answer["value"]), (&"rank".into(), &768.into()));
 }
@@ -113,7 +113,7 @@ fn the_largest_rank_is_found() {
 #[test]
 fn every_optimizer_and_base_plans() {
     let peak = |more: &[&str]| {
-        let made = spipe(&plan(&[more, &["-o", "-"]].concat()));
+        let made = spipe(".", &plan(&[more, &["-o", "-"]].concat()));
         let written: Value =
             serde_json::from_str(&made.out).unwrap_or_else(|error| panic!("{more:?} {error}: {}", made.err));
         written["peak-bytes"]["gpu0"].as_u64().unwrap()
@@ -140,7 +140,7 @@ fn measured_runs_have_the_predicted_memory() {
     let mut errors = Vec::new();
     for runs in ["lora", "qlora"] {
         let file = format!("../../tests/fixtures/adapters/{runs}.toml");
-        let run = spipe(&["fit", &file, "--hardware", "a100-80g", "--format", "json"]);
+        let run = spipe(".", &["fit", &file, "--hardware", "a100-80g", "--format", "json"]);
         let report: Value = serde_json::from_str(&run.out).unwrap_or_else(|error| panic!("{error}: {}", run.err));
         for run in report["runs"].as_array().unwrap() {
             let bytes = |key: &str| run[key].as_f64().unwrap_or_else(|| panic!("{run}"));

@@ -2,23 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::{Run, spipe};
 use serde_json::Value;
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
 
-fn spipe(folder: &Path, args: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(args.split_whitespace()).env("NO_COLOR", "1").current_dir(folder).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-fn json(output: &Output) -> Value {
-    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {}", text(&output.stderr)))
+fn json(output: &Run) -> Value {
+    serde_json::from_str(&output.out).unwrap_or_else(|error| panic!("{error}: {}", output.err))
 }
 
 #[test]
@@ -27,15 +18,15 @@ fn the_shipped_catalogue_is_listed_shown_and_sound() {
     let list = json(&spipe(folder.path(), "catalogue list --kind gpu --as-of 2026-11-27 --format json"));
     assert!(list["parts"].as_array().unwrap().len() >= 47);
     let shown = spipe(folder.path(), "catalogue show rtx4090 --as-of 2026-11-27");
-    let said = text(&shown.stdout);
+    let said = &shown.out;
     for part in ["165.2 TFLOP/s", "NVIDIA Ada GPU Architecture whitepaper", "2026-05-01", "210", "used (counts)"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     let unknown = spipe(folder.path(), "catalogue show rtx409");
-    assert_eq!(unknown.status.code(), Some(2));
-    assert!(text(&unknown.stderr).contains("did you mean `rtx4090`"));
+    assert_eq!(unknown.code, Some(2));
+    assert!(unknown.err.contains("did you mean `rtx4090`"));
     let checked = spipe(folder.path(), "catalogue check --as-of 2026-09-01 --format json");
-    assert_eq!((checked.status.code(), json(&checked)["errors"].as_array().unwrap().len()), (Some(0), 0));
+    assert_eq!((checked.code, json(&checked)["errors"].as_array().unwrap().len()), (Some(0), 0));
 }
 
 #[test]
@@ -59,15 +50,15 @@ source = "a throughput table; estimate"
 "#;
     std::fs::write(folder.path().join("mine.toml"), part).unwrap();
     let output = spipe(folder.path(), "catalogue check mine.toml --as-of 2026-11-27");
-    assert_eq!(output.status.code(), Some(6));
-    let said = text(&output.stderr);
+    assert_eq!(output.code, Some(6));
+    let said = &output.err;
     assert!(said.contains("`my-card` breaks the rule `tensor-ratio`") && said.contains("mine.toml:5:1"), "{said}");
     let used = spipe(folder.path(), "catalogue list --catalogue mine.toml");
-    assert_eq!(used.status.code(), Some(3), "the other commands refuse it");
+    assert_eq!(used.code, Some(3), "the other commands refuse it");
     std::fs::write(folder.path().join("broken.toml"), "format-version = 1\nname = \"x\"\n[[gpu]]\nname = 3\n").unwrap();
     let broken = spipe(folder.path(), "catalogue check broken.toml");
-    assert_eq!(broken.status.code(), Some(3));
-    assert!(text(&broken.stderr).contains("broken.toml:4:8"), "{}", text(&broken.stderr));
+    assert_eq!(broken.code, Some(3));
+    assert!(broken.err.contains("broken.toml:4:8"), "{}", broken.err);
 }
 
 #[test]
@@ -75,27 +66,27 @@ fn a_composed_machine_is_planned_and_an_illegal_one_names_its_rule() {
     let folder = tempfile::tempdir().unwrap();
     let compose = "catalogue compose --gpu rtx3090 --gpus 2 --platform epyc-7713p --dram 8xddr4-rdimm-32g --nvme nvme4-2tb --bridge nvlink3-pair";
     let output = spipe(folder.path(), &format!("{compose} --as-of 2026-11-27 -o machine.toml"));
-    let said = text(&output.stdout);
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let said = &output.out;
+    assert_eq!(output.code, Some(0), "{}", output.err);
     assert!(said.contains("h12ssl-i") && said.contains("without tax, at prices known on 2026-11-27"), "{said}");
     let plan = spipe(
         folder.path(),
         "plan --model gpt2 --hardware machine.toml --global-batch 8 --time-limit 2s --format json",
     );
-    assert_eq!(plan.status.code(), Some(0), "{}", text(&plan.stderr));
+    assert_eq!(plan.code, Some(0), "{}", plan.err);
     let illegal =
         spipe(folder.path(), "catalogue compose --gpu h100-sxm --gpus 2 --platform xeon-8480 --dram 16xddr5-rdimm-64g");
-    assert_eq!(illegal.status.code(), Some(2));
-    assert!(text(&illegal.stderr).contains("the parts break the rule `gpu-count`"), "{}", text(&illegal.stderr));
+    assert_eq!(illegal.code, Some(2));
+    assert!(illegal.err.contains("the parts break the rule `gpu-count`"), "{}", illegal.err);
     let price = spipe(folder.path(), "catalogue price rtx3090=650..900EUR@2026-11-20,used");
     assert_eq!(
-        text(&price.stdout),
+        price.out,
         "{ condition = \"used\", low = 650, typical = 775, high = 900, currency = \"EUR\", date = 2026-11-20, source = \"stated on \
          the command line\" },\n"
     );
     for bad in
         ["rtx3090=900..650EUR@2026-11-20", "rtx3090=650EUR", "rtx3090=650@2026-11-20", "rtx3090=-1EUR@2026-11-20"]
     {
-        assert_eq!(spipe(folder.path(), &format!("catalogue price {bad}")).status.code(), Some(2), "{bad}");
+        assert_eq!(spipe(folder.path(), &format!("catalogue price {bad}")).code, Some(2), "{bad}");
     }
 }

@@ -2,21 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use serde_json::Value;
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
+#[path = "common/run.rs"]
+mod run;
 
-fn spipe(folder: &Path, args: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(args.split(' ')).current_dir(folder).env("NO_COLOR", "1").output().unwrap()
-}
+use run::spipe;
+use serde_json::Value;
+use std::path::Path;
 
 fn compared(args: &str) -> Vec<Value> {
     let output = spipe(Path::new("."), &format!("compare-systems --format json --time-limit 1s {args}"));
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    let data: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    let data: Value = serde_json::from_str(&output.out).unwrap();
     assert_eq!(data["format-version"], 1);
     data["systems"].as_array().unwrap().clone()
 }
@@ -52,7 +48,7 @@ fn data_parallelism_reduces_the_gradients_once() {
     let parallel = rows.iter().find(|row| row["system"] == "data-parallel").unwrap();
     assert_eq!(parallel["status"], "feasible", "{parallel}");
     let shown = spipe(Path::new("."), "model show gpt2 --format json");
-    let model: Value = serde_json::from_slice(&shown.stdout).unwrap();
+    let model: Value = serde_json::from_str(&shown.out).unwrap();
     let parameters = model["parameters"].as_u64().unwrap();
     let links = parallel["link-bytes"].as_object().unwrap();
     let most = links.values().map(|bytes| bytes.as_u64().unwrap()).max().unwrap();
@@ -70,8 +66,8 @@ fn too_large_a_model_has_reasons_and_still_a_page() {
     let folder = tempfile::tempdir().unwrap();
     let args = "compare-systems --model llama2-70b --hardware one-gpu --time-limit 1s --global-batch 1 --system gpu-only,data-parallel -o p.html --plot p.svg";
     let output = spipe(folder.path(), args);
-    let out = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(output.status.code(), Some(0), "{out}");
+    let out = output.out;
+    assert_eq!(output.code, Some(0), "{out}");
     assert!(out.contains("gpu-only: infeasible: ") && out.contains("data-parallel: infeasible: "), "{out}");
     let page = std::fs::read_to_string(folder.path().join("p.html")).unwrap();
     assert!(page.contains("gpu-only") && page.contains("infeasible: "));
@@ -87,8 +83,8 @@ fn unknown_systems_and_kinds_of_pictures_are_refused() {
         ("--mode infer --clip-norm 1", "`--clip-norm` does nothing in inference"),
     ] {
         let output = spipe(Path::new("."), &format!("compare-systems --model demo --hardware one-gpu {args}"));
-        let err = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args}: {err}");
+        let err = output.err;
+        assert_eq!(output.code, Some(2), "{args}: {err}");
         assert!(err.contains(said) && err.contains("hint: "), "{args}: {err}");
     }
 }

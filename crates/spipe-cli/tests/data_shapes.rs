@@ -2,10 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-#[path = "common/command.rs"]
-mod command;
+#[path = "common/run.rs"]
+mod run;
 
-use command::spipe;
+use run::spipe;
 use serde_json::Value;
 use std::path::Path;
 
@@ -17,8 +17,8 @@ fn plan<'a>(more: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn json(args: &[&str]) -> Value {
-    let run = spipe(&[args, &["--format", "json"]].concat());
-    assert_eq!(run.code, 0, "{args:?}: {}", run.err);
+    let run = spipe(".", &[args, &["--format", "json"]].concat());
+    assert_eq!(run.code, Some(0), "{args:?}: {}", run.err);
     serde_json::from_str(&run.out).unwrap()
 }
 
@@ -40,13 +40,13 @@ fn impossible_data_is_refused_with_the_reason() {
         (&["--recompute-ops", "norms", "--mode", "infer"], 2, "`--recompute-ops` does nothing in inference"),
         (&["--padding", "10%", "--mode", "generate"], 2, "`--padding` does nothing where one token"),
     ] {
-        let run = spipe(&plan(more));
-        assert!(run.code == code && run.err.contains(expected), "{more:?}: {} {}", run.code, run.err);
+        let run = spipe(".", &plan(more));
+        assert!(run.code == Some(code) && run.err.contains(expected), "{more:?}: {run:?}");
         assert_eq!(run.out, "", "{more:?}");
     }
     let images = ["plan", "--model", "vit-b-16", "--hardware", "one-gpu", "--global-batch", "4", "--packing"];
-    let run = spipe(&images);
-    assert!(run.code == 2 && run.err.contains("`--packing` does nothing to images"), "{}", run.err);
+    let run = spipe(".", &images);
+    assert!(run.code == Some(2) && run.err.contains("`--packing` does nothing to images"), "{}", run.err);
 }
 
 #[test]
@@ -60,26 +60,26 @@ fn tokens_that_count_are_reported_and_plans_keep_their_data() {
     std::fs::write(text, "A text that is long enough. ".repeat(200)).unwrap();
     let rate = |path: &str| json(&["simulate", path])["tokens-per-second"].as_f64().unwrap();
     let planned = |more: &[&str]| {
-        assert_eq!(spipe(&plan(&[more, &["-o", path]].concat())).code, 0, "{more:?}");
+        assert_eq!(spipe(".", &plan(&[more, &["-o", path]].concat())).code, Some(0), "{more:?}");
         rate(path)
     };
     let plain = planned(&[]);
     let half = planned(&["--padding", "50%"]);
     assert!((half / plain - 0.5).abs() < 1e-9, "{half} {plain}");
     assert!((planned(&["--packing"]) / plain - 1.0).abs() < 1e-9);
-    let run = spipe(&["run", path, "--data", text, "--steps", "1", "--bind", "gpu0=emulated:0"]);
+    let run = spipe(".", &["run", path, "--data", text, "--steps", "1", "--bind", "gpu0=emulated:0"]);
     assert!(!run.err.contains("planned and simulated only"), "packed text is what runs read: {}", run.err);
 
     // Of two documents one is long in 7 of 16 microbatches: 148 tokens are computed, and 112 count.
     let padded = planned(&["--lengths", lengths]);
     let saved = std::fs::read_to_string(path).unwrap();
     assert!(saved.contains("\"lengths\"") && saved.contains("\"share\": 0.75"), "{saved}");
-    let human = spipe(&plan(&["--lengths", lengths]));
+    let human = spipe(".", &plan(&["--lengths", lengths]));
     assert!(human.out.contains("tokens/s that count (75.7 % of those computed)"), "{}", human.out);
     let bucketed = planned(&["--lengths", lengths, "--bucketing"]);
     assert!(padded < bucketed && bucketed < plain * 1.05, "{padded} {bucketed} {plain}");
-    let refused = spipe(&["run", path, "--data", text, "--steps", "1"]);
-    assert_eq!(refused.code, 3, "{}", refused.err);
+    let refused = spipe(".", &["run", path, "--data", text, "--steps", "1"]);
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
     assert!(
         refused.err.contains("documents of different lengths, which is planned and simulated only"),
         "{}",

@@ -2,22 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::{Run, command::command, spipe};
 use serde_json::{Value, json};
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
+use std::{fs, path::Path};
 
-fn spipe(folder: &Path, args: &str, columns: Option<&str>) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(args.split(' ')).current_dir(folder).env_remove("COLUMNS").env_remove("NO_COLOR");
-    command.envs(columns.map(|columns| ("COLUMNS", columns))).output().unwrap()
-}
-
-fn text(output: &Output) -> String {
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).unwrap()
+/// What the command prints.
+fn printed(folder: &Path, args: &str, columns: Option<&str>) -> String {
+    let mut command = command(folder, args);
+    let run: Run =
+        command.envs(columns.map(|columns| ("COLUMNS", columns))).env_remove("NO_COLOR").output().unwrap().into();
+    assert_eq!(run.code, Some(0), "{}", run.err);
+    run.out
 }
 
 /// A folder with the traces of two plans.
@@ -26,8 +24,8 @@ fn traced() -> tempfile::TempDir {
     for (name, layers) in [("one", "0..3"), ("other", "0..6")] {
         let plan = "plan --model demo --hardware one-gpu --global-batch 4 --microbatch 1 --seq-len 32 --system 1f1b";
         let plan = format!("{plan} --pin layer={layers}:cpu0 --time-limit 1s -o {name}-plan.json");
-        text(&spipe(folder.path(), &plan, None));
-        text(&spipe(folder.path(), &format!("simulate {name}-plan.json -o {name}.json"), None));
+        printed(folder.path(), &plan, None);
+        printed(folder.path(), &format!("simulate {name}-plan.json -o {name}.json"), None);
     }
     folder
 }
@@ -37,7 +35,7 @@ fn the_terminal_has_a_chart_of_its_width_with_causes_below() {
     let folder = traced();
     for (columns, width) in [(None, 100), (Some("70"), 70), (Some("160"), 160)] {
         for args in ["timeline one.json", "timeline one.json other.json"] {
-            let chart = text(&spipe(folder.path(), args, columns));
+            let chart = printed(folder.path(), args, columns);
             let longest = chart.lines().map(|line| line.chars().count()).max().unwrap();
             assert!(longest <= width && longest > width / 2, "{args}: {longest} of {width} columns\n{chart}");
             assert!(!chart.contains('\x1b'), "no colours on a pipe");
@@ -70,15 +68,15 @@ fn odd_traces_are_drawn() {
     for (name, odd) in [("without", without), ("single", single), ("empty", empty), ("many", many)] {
         fs::write(folder.path().join("odd.json"), odd.to_string()).unwrap();
         for args in ["timeline odd.json", "timeline odd.json -o odd.html", "timeline one.json odd.json -o odd.html"] {
-            let output = spipe(folder.path(), args, None);
-            assert_eq!(output.status.code(), Some(0), "{name}, {args}: {}", String::from_utf8_lossy(&output.stderr));
+            let output = spipe(folder.path(), args);
+            assert_eq!(output.code, Some(0), "{name}, {args}: {}", output.err);
         }
     }
     let whole = fs::read_to_string(folder.path().join("one.json")).unwrap();
     fs::write(folder.path().join("cut.json"), &whole[..whole.len() / 2]).unwrap();
-    let cut = spipe(folder.path(), "timeline cut.json", None);
-    assert_eq!(cut.status.code(), Some(3));
-    assert!(String::from_utf8_lossy(&cut.stderr).contains("hint: the file ends too early"));
+    let cut = spipe(folder.path(), "timeline cut.json");
+    assert_eq!(cut.code, Some(3));
+    assert!(cut.err.contains("hint: the file ends too early"));
 }
 
 #[test]
@@ -90,7 +88,7 @@ fn two_traces_are_compared_lane_by_lane() {
     let compute = lanes.iter_mut().find(|lane| lane["name"] == "cpu0.compute").unwrap();
     compute["name"] = json!("cpu7.compute");
     fs::write(folder.path().join("other.json"), other.to_string()).unwrap();
-    text(&spipe(folder.path(), "timeline one.json other.json -o two.html", None));
+    printed(folder.path(), "timeline one.json other.json -o two.html", None);
     let page = fs::read_to_string(folder.path().join("two.html")).unwrap();
     assert!(page.contains("Differences by lane and kind of action"));
     assert!(

@@ -4,28 +4,22 @@
 
 #[path = "common/machine.rs"]
 mod machine;
+#[path = "common/run.rs"]
+mod run;
 
 use machine::Machine;
+use run::{Run, command::command, spipe};
 use serde_json::Value;
 use std::{
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
 
-fn spipe(folder: &Path, line: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(line.split(' ')).current_dir(folder).env("NO_COLOR", "1").output().unwrap()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
-
 fn json(folder: &Path, line: &str) -> Value {
     let output = spipe(folder, &format!("{line} --format json"));
-    assert!(output.status.success(), "{line}: {}", said(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
+    assert!(output.code == Some(0), "{line}: {}", output.err);
+    serde_json::from_str(&output.out).unwrap()
 }
 
 /// 13 billion parameters at 16 bytes are more than 128 GiB and 24 GiB; the drive takes what DRAM does
@@ -45,14 +39,14 @@ fn a_drive_makes_room_where_dram_is_short() {
     assert_eq!(simulated["peak-bytes"]["nvme0"], plan["peak-bytes"]["nvme0"]);
     assert_eq!(simulated["iteration-ms"], plan["simulated-iteration-ms"]);
     let drawn = spipe(folder.path(), "timeline trace.json -o x.svg");
-    assert!(drawn.status.success(), "{}", said(&drawn));
+    assert!(drawn.code == Some(0), "{}", drawn.err);
     let picture = std::fs::read_to_string(folder.path().join("x.svg")).unwrap();
     assert!(picture.contains("nvme0"), "the device of the lanes");
     let trace: Value = serde_json::from_slice(&std::fs::read(folder.path().join("trace.json")).unwrap()).unwrap();
     let lanes: Vec<&str> = trace["lanes"].as_array().unwrap().iter().filter_map(|lane| lane["name"].as_str()).collect();
     assert!(lanes.contains(&"nvme0.read") && lanes.contains(&"nvme0.write"), "{lanes:?}");
     let human = spipe(folder.path(), &format!("plan {job} --effort low"));
-    assert!(String::from_utf8_lossy(&human.stdout).contains("state on"), "{}", said(&human));
+    assert!(human.out.contains("state on"), "{}", human.err);
 }
 
 #[test]
@@ -64,13 +58,13 @@ fn a_named_drive_holds_all_state_and_an_unknown_one_is_refused() {
     let plain = json(folder.path(), &format!("{job} --system zero-offload"));
     assert!(plain["peak-bytes"].get("nvme0").is_none(), "{plain}");
     let unknown = spipe(folder.path(), &format!("{job} --state-on nvme7"));
-    assert_eq!(unknown.status.code(), Some(2));
-    assert!(said(&unknown).contains("has no drive `nvme7`\nhint: its drives are nvme0"), "{}", said(&unknown));
+    assert_eq!(unknown.code, Some(2));
+    assert!(unknown.err.contains("has no drive `nvme7`\nhint: its drives are nvme0"), "{}", unknown.err);
     let none = spipe(folder.path(), &format!("{job} --system gpu-only --state-on nvme0"));
-    assert_eq!(none.status.code(), Some(4), "{}", said(&none));
-    assert!(said(&none).contains("keeps its optimizer state on the drive"), "{}", said(&none));
+    assert_eq!(none.code, Some(4), "{}", none.err);
+    assert!(none.err.contains("keeps its optimizer state on the drive"), "{}", none.err);
     let infers = spipe(folder.path(), &format!("{job} --mode infer --state-on nvme0"));
-    assert_eq!(infers.status.code(), Some(2), "{}", said(&infers));
+    assert_eq!(infers.code, Some(2), "{}", infers.err);
 }
 
 /// Activations that leave go to the drive, over lanes of its own.
@@ -93,8 +87,8 @@ fn activations_that_leave_go_to_the_named_drive() {
     let in_dram = json(folder.path(), &offloads);
     assert!(in_dram["peak-bytes"].get("nvme0").is_none(), "{in_dram}");
     let none = spipe(folder.path(), &format!("{job} --system superpipeline --activations-on nvme0"));
-    assert_eq!(none.status.code(), Some(4), "{}", said(&none));
-    assert!(said(&none).contains("offloads activations to the drive"), "{}", said(&none));
+    assert_eq!(none.code, Some(4), "{}", none.err);
+    assert!(none.err.contains("offloads activations to the drive"), "{}", none.err);
 }
 
 /// With everything on the drives that are named, the GPU lacks memory, or DRAM for gradients and slots:
@@ -109,8 +103,8 @@ fn where_a_named_drive_does_not_help_the_shortage_is_said() {
         ("--model llama2-70b --system zero-infinity --parameters-on nvme0 --state-on nvme0", "`dram0`"),
     ] {
         let refused = spipe(folder.path(), &format!("{job} {what}"));
-        assert_eq!(refused.status.code(), Some(4), "{what}: {}", said(&refused));
-        let short = said(&refused);
+        assert_eq!(refused.code, Some(4), "{what}: {}", refused.err);
+        let short = &refused.err;
         assert!(short.contains(&format!("more in {memory}")) && !short.contains("on the drive"), "{what}: {short}");
     }
 }
@@ -121,9 +115,9 @@ fn a_search_that_stops_says_how_a_plan_comes_to_the_drive() {
     let folder = tempfile::tempdir().unwrap();
     let job = "plan --model gpt2 --hardware rtx4090-pcie4-128gb --global-batch 8 --effort low --system 1f1b";
     let stopped = spipe(folder.path(), &format!("{job} --activations-on nvme0"));
-    assert_eq!(stopped.status.code(), Some(5), "{}", said(&stopped));
-    assert!(said(&stopped).contains("a plan that offloads activations to the drive; "), "{}", said(&stopped));
-    assert!(said(&stopped).contains("`--pin offload=0..3` does, or allow more time"), "{}", said(&stopped));
+    assert_eq!(stopped.code, Some(5), "{}", stopped.err);
+    assert!(stopped.err.contains("a plan that offloads activations to the drive; "), "{}", stopped.err);
+    assert!(stopped.err.contains("`--pin offload=0..3` does, or allow more time"), "{}", stopped.err);
     let pinned = json(folder.path(), &format!("{job} --activations-on nvme0 --pin offload=2..5"));
     assert!(pinned["stages"].as_array().unwrap().iter().any(|stage| stage["offload-to"] == "nvme0"), "{pinned}");
 }
@@ -134,10 +128,10 @@ fn offloads_without_a_socket_are_refused_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
     let job = "plan --model gpt2 --hardware rtx4090-pcie4-128gb --global-batch 8 --effort low --pin offload=2..5";
     let refused = spipe(folder.path(), &format!("{job} --system 1f1b --devices gpu0"));
-    assert_eq!(refused.status.code(), Some(4), "{}", said(&refused));
+    assert_eq!(refused.code, Some(4), "{}", refused.err);
     let wanted = "`offload=2..5`: `1f1b` offloads to the DRAM of a CPU socket, and `rtx4090-pcie4-128gb` has none here\n\
                   hint: name a socket in `--devices` too, or use `--system po-h`";
-    assert!(said(&refused).contains(wanted), "{}", said(&refused));
+    assert!(refused.err.contains(wanted), "{}", refused.err);
     for other in ["--system 1f1b --devices gpu0,cpu0", "--system po-h --devices gpu0"] {
         let plan = json(folder.path(), &format!("{job} {other}"));
         assert!(plan["stages"].as_array().unwrap().iter().any(|stage| stage["offload-to"] == "dram0"), "{plan}");
@@ -152,7 +146,7 @@ fn deepspeed_gets_the_drive_of_the_states() {
     json(folder.path(), &format!("{job} --system zero-infinity --state-on nvme0 -o plan.json"));
     let export = |line: &str| spipe(folder.path(), &format!("export {line}"));
     let mounted = export("deepspeed plan.json --nvme /mnt/nvme -o job");
-    assert!(mounted.status.success(), "{}", said(&mounted));
+    assert!(mounted.code == Some(0), "{}", mounted.err);
     let config = std::fs::read(folder.path().join("job/ds_config.json")).unwrap();
     let zero = &serde_json::from_slice::<Value>(&config).unwrap()["zero_optimization"];
     assert_eq!(
@@ -168,7 +162,7 @@ fn deepspeed_gets_the_drive_of_the_states() {
         ("torch other.json -o d", "PyTorch's stages keep everything in memory"),
     ] {
         let refused = export(line);
-        assert!(!refused.status.success() && said(&refused).contains(reason), "{line}: {}", said(&refused));
+        assert!(refused.code != Some(0) && refused.err.contains(reason), "{line}: {}", refused.err);
     }
 }
 
@@ -208,11 +202,11 @@ fn parameters_are_streamed_from_the_named_drive() {
     let simulated = json(site.path(), "simulate streamed.json");
     assert_eq!(simulated["peak-bytes"]["nvme0"], plan["peak-bytes"]["nvme0"]);
     let ran = spipe(site.path(), "run streamed.json --data text --steps 3 --drive nvme0=drive --format json");
-    assert!(ran.status.success(), "{}", said(&ran));
-    assert_eq!(losses(&ran.stdout).len(), 3);
+    assert!(ran.code == Some(0), "{}", ran.err);
+    assert_eq!(losses(&ran.out).len(), 3);
     let none = spipe(site.path(), &format!("plan {job} --system 1f1b {on}"));
-    assert_eq!(none.status.code(), Some(4), "{}", said(&none));
-    assert!(said(&none).contains("streams its parameters from the drive"), "{}", said(&none));
+    assert_eq!(none.code, Some(4), "{}", none.err);
+    assert!(none.err.contains("streams its parameters from the drive"), "{}", none.err);
 }
 
 /// Shards of parameters and states of ZeRO-Infinity on a drive: planned, simulated, drawn, run with the
@@ -231,12 +225,12 @@ fn shards_of_parameters_are_on_the_named_drive() {
     assert_eq!(simulated["peak-bytes"]["nvme0"], plan["peak-bytes"]["nvme0"]);
     assert_eq!(simulated["iteration-ms"], plan["simulated-iteration-ms"]);
     let drawn = spipe(site.path(), "timeline trace.json -o x.svg");
-    assert!(drawn.status.success(), "{}", said(&drawn));
+    assert!(drawn.code == Some(0), "{}", drawn.err);
     assert!(std::fs::read_to_string(site.path().join("x.svg")).unwrap().contains("nvme0"), "the device of the lanes");
     let run = |plan: &str| {
         let ran = spipe(site.path(), &format!("run {plan} --data text --steps 4 --drive nvme0=drive --format json"));
-        assert!(ran.status.success(), "{plan}: {}", said(&ran));
-        losses(&ran.stdout)
+        assert!(ran.code == Some(0), "{plan}: {}", ran.err);
+        losses(&ran.out)
     };
     let text = std::fs::read_to_string(site.path().join("shards.json")).unwrap();
     let mut in_memory: Value = serde_json::from_str(&text).unwrap();
@@ -248,7 +242,7 @@ fn shards_of_parameters_are_on_the_named_drive() {
     let (ours, theirs) = (run("shards.json"), run("memory.json"));
     assert!(ours.len() == 4 && ours == theirs, "{ours:?} {theirs:?}");
     let exported = spipe(site.path(), "export deepspeed shards.json --nvme /mnt/nvme -o job");
-    assert!(exported.status.success(), "{}", said(&exported));
+    assert!(exported.code == Some(0), "{}", exported.err);
     let config = std::fs::read(site.path().join("job/ds_config.json")).unwrap();
     let zero = &serde_json::from_slice::<Value>(&config).unwrap()["zero_optimization"];
     for part in ["offload_param", "offload_optimizer"] {
@@ -256,7 +250,7 @@ fn shards_of_parameters_are_on_the_named_drive() {
     }
     json(site.path(), &format!("{job} --parameters-on nvme0 -o parameters.json"));
     let exported = spipe(site.path(), "export deepspeed parameters.json --nvme /mnt/nvme -o other");
-    assert!(exported.status.success(), "{}", said(&exported));
+    assert!(exported.code == Some(0), "{}", exported.err);
     let config = std::fs::read(site.path().join("other/ds_config.json")).unwrap();
     let zero = &serde_json::from_slice::<Value>(&config).unwrap()["zero_optimization"];
     assert_eq!(
@@ -264,15 +258,11 @@ fn shards_of_parameters_are_on_the_named_drive() {
         (&"nvme".into(), &"cpu".into())
     );
     let unmounted = spipe(site.path(), "export deepspeed parameters.json -o none");
-    assert!(
-        said(&unmounted).contains("the plan keeps parameters on a drive, which has no mount point"),
-        "{unmounted:?}"
-    );
+    assert!(unmounted.err.contains("the plan keeps parameters on a drive, which has no mount point"), "{unmounted:?}");
 }
 
-fn losses(out: &[u8]) -> Vec<(u64, u64)> {
-    let text = String::from_utf8_lossy(out);
-    let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+fn losses(out: &str) -> Vec<(u64, u64)> {
+    let lines = out.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
     let steps = lines.filter(|line| line["event"] == "step");
     steps.map(|line| (line["step"].as_u64().unwrap(), line["loss"].as_f64().unwrap().to_bits())).collect()
 }
@@ -283,24 +273,24 @@ fn a_run_that_is_killed_in_its_writes_goes_on() {
     let site = site();
     let run = "run plan.json --data text --steps 40 --drive nvme0=drive --format json";
     let whole = spipe(site.path(), run);
-    assert!(whole.status.success(), "{}", said(&whole));
-    let whole = losses(&whole.stdout);
+    assert!(whole.code == Some(0), "{}", whole.err);
+    let whole = losses(&whole.out);
     assert_eq!(whole.len(), 40);
     let resumed = format!("{run} --checkpoint-dir kept --checkpoint-every 3 --resume");
     let (mut kills, mut patience, mut seen) = (0, 0, 0);
     loop {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-        command.args(resumed.split(' ')).current_dir(site.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut command = command(site.path(), &resumed);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         std::thread::sleep(Duration::from_millis(60 + 41 * (kills * 5 % 7) + patience));
         let _ = child.kill();
-        let output = child.wait_with_output().unwrap();
-        let more = losses(&output.stdout);
+        let output = Run::from(child.wait_with_output().unwrap());
+        let more = losses(&output.out);
         assert!(more.iter().all(|step| whole.contains(step)), "{more:?}");
-        if output.status.success() {
+        if output.code == Some(0) {
             break;
         }
-        assert_eq!(output.status.code(), None, "{}", said(&output));
+        assert_eq!(output.code, None, "{}", output.err);
         // Starting takes longer on a busy machine.
         patience = if more.len() > seen { patience / 2 } else { patience + 150 };
         (kills, seen) = (kills + 1, more.len().min(3));
@@ -317,13 +307,13 @@ fn a_full_drive_is_said_before_the_first_step() {
         "trap '' XFSZ; ulimit -f 8; exec {} run plan.json --data text --steps 2 --drive nvme0=drive",
         env!("CARGO_BIN_EXE_spipe")
     );
-    let full = Command::new("sh").args(["-c", &run]).current_dir(site.path()).output().unwrap();
-    assert_eq!(full.status.code(), Some(3), "{}", said(&full));
-    assert!(said(&full).contains("drive/nvme0.state` cannot be written: "), "{}", said(&full));
-    assert!(said(&full).contains("--drive NAME=FOLDER"), "{}", said(&full));
+    let full = Run::from(Command::new("sh").args(["-c", &run]).current_dir(site.path()).output().unwrap());
+    assert_eq!(full.code, Some(3), "{}", full.err);
+    assert!(full.err.contains("drive/nvme0.state` cannot be written: "), "{}", full.err);
+    assert!(full.err.contains("--drive NAME=FOLDER"), "{}", full.err);
     let missing = spipe(site.path(), "run plan.json --data text --steps 2");
-    assert_eq!(missing.status.code(), Some(3), "{}", said(&missing));
-    assert!(said(&missing).contains("name one with `--drive nvme0=FOLDER`"), "{}", said(&missing));
+    assert_eq!(missing.code, Some(3), "{}", missing.err);
+    assert!(missing.err.contains("name one with `--drive nvme0=FOLDER`"), "{}", missing.err);
     let unknown = spipe(site.path(), "run plan.json --data text --steps 2 --drive nvme0=nowhere");
-    assert_eq!(unknown.status.code(), Some(2), "{}", said(&unknown));
+    assert_eq!(unknown.code, Some(2), "{}", unknown.err);
 }

@@ -3,16 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use serde_json::Value;
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
+#[path = "common/run.rs"]
+mod run;
 
-fn spipe(folder: &Path, args: &str) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_spipe")).args(args.split_whitespace()).current_dir(folder).output().unwrap()
-}
+use run::spipe;
+use serde_json::Value;
+use std::{fs, path::Path};
 
 /// The explanation of the plan with these options, and the trace that holds it.
 fn explained(folder: &Path, options: &str) -> Value {
@@ -22,13 +18,13 @@ fn explained(folder: &Path, options: &str) -> Value {
 
 fn plan(folder: &Path, options: &str) {
     let plan = spipe(folder, &format!("plan {options} --time-limit 1s -o plan.json"));
-    assert_eq!(plan.status.code(), Some(0), "{options}: {}", String::from_utf8_lossy(&plan.stderr));
+    assert_eq!(plan.code, Some(0), "{options}: {}", plan.err);
 }
 
 fn simulated(folder: &Path, options: &str) -> Value {
     let simulated = spipe(folder, "simulate plan.json --explain --changes changes --format json -o trace.json");
-    assert_eq!(simulated.status.code(), Some(0), "{options}: {}", String::from_utf8_lossy(&simulated.stderr));
-    let data: Value = serde_json::from_slice(&simulated.stdout).unwrap();
+    assert_eq!(simulated.code, Some(0), "{options}: {}", simulated.err);
+    let data: Value = serde_json::from_str(&simulated.out).unwrap();
     let trace: Value = serde_json::from_str(&fs::read_to_string(folder.join("trace.json")).unwrap()).unwrap();
     assert_eq!(trace["explanation"], data["explanation"], "the trace holds the explanation");
     data
@@ -117,7 +113,7 @@ fn pieces_add_up_and_changes_replay() {
         assert!(change["gain"].as_f64().unwrap() >= 0.01, "{change}");
         let replay = change["replay"].as_str().unwrap().strip_prefix("spipe ").unwrap();
         let again = spipe(folder.path(), &format!("{replay} --format json"));
-        let again: Value = serde_json::from_slice(&again.stdout).unwrap();
+        let again: Value = serde_json::from_str(&again.out).unwrap();
         let (said, found) = (change["iteration-ms"].as_f64().unwrap(), again["iteration-ms"].as_f64().unwrap());
         assert!((said - found).abs() < 1e-6 * found, "{change}: {found}");
     }

@@ -4,9 +4,12 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/command.rs"]
+mod command;
 #[path = "common/machine.rs"]
 mod machine;
 
+use command::command;
 use machine::Machine;
 use serde_json::Value;
 use std::{
@@ -33,15 +36,9 @@ fn folder() -> tempfile::TempDir {
     write(folder.path(), "text", &"the quick brown fox jumps over the lazy dog; ".repeat(50));
     let plan = "plan --model model.toml --hardware machine.toml --precision fp32 --materialised-attention \
                 --global-batch 8 --microbatch 1 --system interleaved-1f1b -o plan.json";
-    let made = ended(spipe(folder.path(), plan));
+    let made = ended(command(folder.path(), plan));
     assert_eq!(made.status.code(), Some(0), "{}", said(&made));
     folder
-}
-
-fn spipe(folder: &Path, args: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(args.split_whitespace()).current_dir(folder).env("NO_COLOR", "1");
-    command
 }
 
 /// The output of a command, which must end.
@@ -89,7 +86,7 @@ fn a_stage_that_runs_out_of_memory_ends_the_run_and_spares_the_checkpoint() {
     // simulator, and to a run.
     let with = |bytes: u64| {
         with_memory(path, bytes, "tight.json");
-        ended(spipe(path, "simulate tight.json"))
+        ended(command(path, "simulate tight.json"))
     };
     let (mut refused, mut accepted) = (0, peak.unwrap());
     while accepted - refused > 1 {
@@ -103,7 +100,7 @@ fn a_stage_that_runs_out_of_memory_ends_the_run_and_spares_the_checkpoint() {
     assert!(report.contains("Out of memory on `gpu") && !report.contains("tokens/s"), "{report}");
 
     let train = |plan: &str, steps: u32, more: &str| {
-        ended(spipe(path, &format!("run {plan} --data text --format json --steps {steps} {more}")))
+        ended(command(path, &format!("run {plan} --data text --format json --steps {steps} {more}")))
     };
     let whole = train("plan.json", 4, "");
     assert_eq!(losses(&whole).len(), 4, "{}", said(&whole));
@@ -126,10 +123,10 @@ fn a_lane_without_a_thread_ends_the_run_and_spares_the_checkpoint() {
     let folder = folder();
     let path = folder.path();
     let run = "run plan.json --data text --format json --checkpoint-dir kept --resume --steps 2";
-    let first = ended(spipe(path, "run plan.json --data text --format json --steps 1 --checkpoint-dir kept"));
+    let first = ended(command(path, "run plan.json --data text --format json --steps 1 --checkpoint-dir kept"));
     assert_eq!(losses(&first).len(), 1, "{}", said(&first));
     let with_threads = |threads: u64| {
-        let run = spipe(path, run);
+        let run = command(path, run);
         let mut shell = Command::new("sh");
         let limited = format!("ulimit -v {}; exec \"$0\" \"$@\"", threads << 23);
         shell.arg("-c").arg(limited).arg(run.get_program()).args(run.get_args()).current_dir(path);
@@ -164,7 +161,7 @@ fn a_full_log_ends_no_run() {
     let folder = folder();
     let deaf = |args: &str| {
         let log = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut command = spipe(folder.path(), args);
+        let mut command = command(folder.path(), args);
         command.stdout(Stdio::null()).stderr(log).status().unwrap().code()
     };
     assert_eq!(deaf("model show nothing-of-that-name"), Some(3));

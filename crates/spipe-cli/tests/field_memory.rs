@@ -3,9 +3,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::{Run, spipe};
 use serde_json::Value;
 use spipe_base::Bytes;
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path};
 
 const GB: f64 = 1e9;
 
@@ -35,12 +39,9 @@ fn planned(folder: &Path, (model, machine): (&str, &str), options: &str) -> Opti
     fs::write(folder.join("config.json"), model).unwrap();
     fs::write(folder.join("machine.toml"), machine).unwrap();
     let words = "plan --model config.json --hardware machine.toml --runtime deepspeed --effort low --format json";
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.current_dir(folder).args(words.split(' ')).args(options.split(' '));
-    let output = command.output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    match output.status.code() {
-        Some(0) => Some(serde_json::from_slice(&output.stdout).unwrap()),
+    let Run { code, out, err: said } = spipe(folder, &format!("{words} {options}"));
+    match code {
+        Some(0) => Some(serde_json::from_str(&out).unwrap()),
         Some(4) => None,
         other => panic!("{options}: exit code {other:?}: {said}"),
     }

@@ -2,27 +2,17 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{
-    collections::BTreeSet,
-    path::Path,
-    process::{Command, Output},
-};
+#[path = "common/run.rs"]
+mod run;
 
-fn spipe(args: &str) -> Output {
-    spipe_in(Path::new("."), args)
-}
-
-fn spipe_in(folder: &Path, args: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(args.split_whitespace()).env("NO_COLOR", "1").current_dir(folder);
-    command.output().unwrap()
-}
+use run::spipe;
+use std::collections::BTreeSet;
 
 /// The command that a refusal suggests, without the program's name.
 fn suggested(args: &str) -> String {
-    let output = spipe(args);
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!((output.status.code(), output.stdout.is_empty()), (Some(2), true), "{args}: {said}");
+    let output = spipe(".", args);
+    let said = output.err;
+    assert_eq!((output.code, output.out.is_empty()), (Some(2), true), "{args}: {said}");
     let (_, command) = said.split_once("hint: try `spipe ").unwrap_or_else(|| panic!("{args}: {said}"));
     command.split('`').next().unwrap().to_owned()
 }
@@ -65,27 +55,27 @@ fn first_tries_end_with_a_command_that_works() {
     let folder = tempfile::tempdir().unwrap();
     for command in commands {
         let limits = if command.starts_with("plan") { " --time-limit 20s --gap 60%" } else { "" };
-        let output = spipe_in(folder.path(), &format!("{command}{limits}"));
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{command}: {said}");
+        let output = spipe(folder.path(), &format!("{command}{limits}"));
+        let said = output.err;
+        assert_eq!(output.code, Some(0), "{command}: {said}");
     }
 }
 
 #[test]
 fn other_refusals_suggest_no_plan() {
     for args in ["simulate", "hardware show", "schedule 1f1b --nothing", "fit runs.toml"] {
-        let output = spipe(args);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{args}: {said}");
+        let output = spipe(".", args);
+        let said = output.err;
+        assert_eq!(output.code, Some(2), "{args}: {said}");
         assert!(!said.contains("hint: try"), "{args}: {said}");
     }
 }
 
 #[test]
 fn a_model_in_place_of_a_job_suggests_its_job() {
-    let output = spipe("whatif llama3-8b");
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let output = spipe(".", "whatif llama3-8b");
+    let said = output.err;
+    assert_eq!(output.code, Some(2), "{said}");
     assert!(said.contains("spipe whatif --model llama3-8b --tokens 1G --budget"), "{said}");
 }
 
@@ -98,9 +88,9 @@ fn unknown_names_say_what_is_near() {
         ("plan --model gpt2 --hardware rtx4090 --global-batch 8", "`rtx4090-pcie4-128gb`"),
         ("plan --model gpt2 --hardware a40 --global-batch 8", "spipe catalogue compose --gpu a40 "),
     ] {
-        let output = spipe(args);
-        let said = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(3), "{args}: {said}");
+        let output = spipe(".", args);
+        let said = output.err;
+        assert_eq!(output.code, Some(3), "{args}: {said}");
         assert!(said.contains(part), "{args}: {said}");
     }
 }

@@ -3,30 +3,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::spipe;
 use serde_json::Value;
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
+use std::{fs, path::Path};
 
 const LLAMA: &str = "{\"model_type\": \"llama\", \"hidden_size\": 64, \"num_hidden_layers\": 2, \
                      \"num_attention_heads\": 4, \"intermediate_size\": 128, \"vocab_size\": 100}";
 
-fn spipe(folder: &Path, args: &str) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.current_dir(folder).args(args.split_whitespace()).env("NO_COLOR", "1");
-    command.output().unwrap()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
-
 fn json(folder: &Path, args: &str) -> Value {
     let output = spipe(folder, &format!("{args} --format json"));
-    assert_eq!(output.status.code(), Some(0), "{args}: {}", said(&output));
-    serde_json::from_slice(&output.stdout).unwrap()
+    assert_eq!(output.code, Some(0), "{args}: {}", output.err);
+    serde_json::from_str(&output.out).unwrap()
 }
 
 #[test]
@@ -50,13 +40,13 @@ fn a_config_or_its_folder_is_a_model() {
     )
     .unwrap();
     let shown = spipe(at, "model show tiny");
-    assert!(said(&shown).contains("LoRA of rank 4 on q_proj"), "{}", said(&shown));
+    assert!(shown.err.contains("LoRA of rank 4 on q_proj"), "{}", shown.err);
     let refused = spipe(at, "model show tiny/adapter_config.json");
-    assert_eq!(refused.status.code(), Some(3), "{}", said(&refused));
+    assert_eq!(refused.code, Some(3), "{}", refused.err);
     fs::create_dir(at.join("demo")).unwrap();
     assert_eq!(json(at, "model show demo")["name"], "demo", "a folder of results hides no shipped model");
     let empty = spipe(at, "model show .");
-    assert_eq!(empty.status.code(), Some(0), "{}", said(&empty));
+    assert_eq!(empty.code, Some(0), "{}", empty.err);
 }
 
 #[test]
@@ -93,7 +83,7 @@ fn a_pipeline_lists_its_parts_and_one_is_picked() {
         ("model show gpt2 --component text".to_owned(), 2, "it is one model"),
     ] {
         let output = spipe(at, &args);
-        assert!(output.status.code() == Some(code) && said(&output).contains(words), "{args}: {}", said(&output));
+        assert!(output.code == Some(code) && output.err.contains(words), "{args}: {}", output.err);
     }
 }
 
@@ -110,14 +100,14 @@ fn printed_orders_are_read_with_what_is_skipped() {
     assert_eq!(spans, [Value::from(7.0), Value::from(7.0)]);
     let output = spipe(at, "schedule custom comms.csv");
     assert!(
-        said(&output).contains("skipped 14 actions that take no compute time (1 RECV_B, 1 RECV_F, 2 REDUCE_GRAD"),
+        output.err.contains("skipped 14 actions that take no compute time (1 RECV_B, 1 RECV_F, 2 REDUCE_GRAD"),
         "{}",
-        said(&output)
+        output.err
     );
     fs::write(at.join("wrong.csv"), "0F0,0SYNC0,0SYNC1,0B0\n1F0,1SYNC0,1B0\n").unwrap();
     let wrong = spipe(at, "schedule custom wrong.csv");
-    assert_eq!((wrong.status.code(), said(&wrong).matches("error:").count()), (Some(3), 1), "{}", said(&wrong));
-    assert!(said(&wrong).contains("wrong.csv:1:5") && said(&wrong).contains("the first of 3"), "{}", said(&wrong));
+    assert_eq!((wrong.code, wrong.err.matches("error:").count()), (Some(3), 1), "{}", wrong.err);
+    assert!(wrong.err.contains("wrong.csv:1:5") && wrong.err.contains("the first of 3"), "{}", wrong.err);
 }
 
 #[test]
@@ -160,7 +150,7 @@ fn stage_times_come_from_a_file() {
         ("schedule 1f1b --stage-times bad.csv", 3, "bad.csv:3:1"),
     ] {
         let output = spipe(at, args);
-        assert!(output.status.code() == Some(code) && said(&output).contains(words), "{args}: {}", said(&output));
+        assert!(output.code == Some(code) && output.err.contains(words), "{args}: {}", output.err);
     }
 }
 
@@ -170,8 +160,8 @@ fn nothing_to_train_and_impossible_rates_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = folder.path();
     let frozen = spipe(at, "plan --model gpt2 --hardware one-gpu --global-batch 2 --freeze 0..13 --time-limit 2s");
-    assert_eq!(frozen.status.code(), Some(2), "{}", said(&frozen));
-    assert!(said(&frozen).contains("there is nothing to train"), "{}", said(&frozen));
+    assert_eq!(frozen.code, Some(2), "{}", frozen.err);
+    assert!(frozen.err.contains("there is nothing to train"), "{}", frozen.err);
     let toml = spipe_hardware::shipped().iter().find(|(name, _)| *name == "one-gpu").unwrap().1;
     for (from, to) in [("\"25 GB/s\"", "\"1e-320 GB/s\""), ("\"8 us\"", "\"1e300 s\"")] {
         fs::write(at.join("m.toml"), toml.replace(from, to)).unwrap();
@@ -180,11 +170,11 @@ fn nothing_to_train_and_impossible_rates_are_refused() {
             "hardware transfer m.toml --flow dram0:gpu0:1GiB",
         ] {
             let output = spipe(at, args);
-            assert_eq!(output.status.code(), Some(3), "{args}: {}", said(&output));
+            assert_eq!(output.code, Some(3), "{args}: {}", output.err);
             assert!(
-                said(&output).contains("is out of range for a") && said(&output).contains("--> m.toml:"),
+                output.err.contains("is out of range for a") && output.err.contains("--> m.toml:"),
                 "{}",
-                said(&output)
+                output.err
             );
         }
     }
@@ -196,7 +186,7 @@ fn a_shortage_names_the_drive() {
     let output = spipe(folder.path(), "plan --model llama2-70b --hardware rtx4090-pcie4-128gb --global-batch 8");
     let named = "`nvme0` (1.8 TiB) does not help: plans keep optimizer state on it, and parameters and activations \
                  with `--parameters-on` and `--activations-on` only";
-    assert!(output.status.code() == Some(4) && said(&output).contains(named), "{}", said(&output));
+    assert!(output.code == Some(4) && output.err.contains(named), "{}", output.err);
 }
 
 #[test]
@@ -220,5 +210,5 @@ fn parts_add_up_to_peaks() {
         assert!(svg.contains("optimizer state") && svg.contains("weights"), "{system}");
     }
     let refused = spipe(folder.path(), "plan --model gpt2 --hardware one-gpu --global-batch 4 --plot x.txt");
-    assert_eq!(refused.status.code(), Some(2), "{}", said(&refused));
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
 }

@@ -2,21 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::spipe;
 use serde_json::Value;
-use std::{
-    fs,
-    path::Path,
-    process::{Command, Output},
-};
-
-fn spipe(folder: &Path, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.current_dir(folder).args(args).env("NO_COLOR", "1").output().unwrap()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
-}
+use std::{fs, path::Path};
 
 /// The words of a command that plans, with a layout in place of `@`.
 fn words<'a>(command: &'a str, layout: &'a str) -> Vec<&'a str> {
@@ -29,14 +20,14 @@ fn plan(folder: &Path, command: &str, layout: &str) -> (Value, String) {
     let mut args = words(command, layout);
     args.extend(["--format", "json"]);
     let output = spipe(folder, &args);
-    assert_eq!(output.status.code(), Some(0), "{command} {layout}: {}", said(&output));
-    (serde_json::from_slice(&output.stdout).unwrap(), said(&output))
+    assert_eq!(output.code, Some(0), "{command} {layout}: {}", output.err);
+    (serde_json::from_str(&output.out).unwrap(), output.err)
 }
 
 fn refusal(folder: &Path, command: &str, layout: &str) -> String {
     let output = spipe(folder, &words(command, layout));
-    assert_eq!(output.stdout, b"", "nothing on stdout");
-    format!("exit code {}\n{}", output.status.code().unwrap(), said(&output))
+    assert_eq!(output.out, "", "nothing on stdout");
+    format!("exit code {}\n{}", output.code.unwrap(), output.err)
 }
 
 /// Device, first and last layer of each stage.
@@ -119,7 +110,7 @@ fn a_stage_without_layers_passes_on_what_it_receives() {
     assert_eq!(all[29..], [on("gpu13", 60, 61), on("gpu14", 62, 61), on("gpu15", 62, 62)]);
     assert_eq!(found["layout"], "Et*3|(tt|)*29|L");
     let simulated = spipe(at, &["simulate", "deep.json", "--format", "json"]);
-    let simulated: Value = serde_json::from_slice(&simulated.stdout).unwrap();
+    let simulated: Value = serde_json::from_str(&simulated.out).unwrap();
     let (plain, again) =
         (found["simulated-iteration-ms"].as_f64().unwrap(), simulated["iteration-ms"].as_f64().unwrap());
     assert!((plain - again).abs() < 1e-3, "{plain} and {again}: the plan file has its empty stage");

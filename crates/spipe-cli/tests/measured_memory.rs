@@ -1,7 +1,13 @@
 //! The memory of public trainings with selective recompute, chunked losses and states in 16 bits.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "common/run.rs"]
+mod run;
+
+use run::spipe;
 use serde_json::Value;
-use std::{fs, path::Path, process::Command};
+use std::{fs, path::Path};
 
 /// Llama 3.2 3B: the release's config.json.
 const LLAMA_3B: &str = "{\"model_type\": \"llama\", \"hidden_size\": 3072, \"num_hidden_layers\": 28, \
@@ -61,11 +67,10 @@ fn peaks_are_within_15_percent_of_measured_ones() {
     fs::write(folder.join("config.json"), LLAMA_3B).unwrap();
     let mut errors = Vec::new();
     for (name, model, machine, options, measured, source) in RUNS {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-        command.current_dir(&folder).args(["plan", "--effort", "low", "--format", "json", "--model", model]);
-        let output = command.args(["--hardware", machine]).args(options.split(' ')).output().unwrap();
-        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
-        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let plan = format!("plan --effort low --format json --model {model} --hardware {machine} {options}");
+        let run = spipe(&folder, &plan);
+        assert_eq!(run.code, Some(0), "{name}: {}", run.err);
+        let plan: Value = serde_json::from_str(&run.out).unwrap();
         let error = plan["peak-bytes"]["gpu0"].as_f64().unwrap() / GIB / measured - 1.0;
         errors.push((name, error, source));
     }

@@ -3,8 +3,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::spipe;
 use serde_json::Value;
-use std::{fs, path::Path, path::PathBuf, process::Command};
+use std::{fs, path::Path, path::PathBuf};
 
 /// The tables of the committed runs of a group, with their names. Models, machines and runtimes are
 /// named by their paths where they are not shipped.
@@ -35,9 +39,9 @@ fn fitted(tables: &[String], constants: &str) -> Value {
     let head = format!("format-version = 1\nsource = \"test\"\nconstants = [{constants}]\n");
     fs::write(&path, head + &tables.concat()).unwrap();
     let words = ["fit", path.to_str().unwrap(), "--hardware", "a100-80g-x8-nvlink", "--format", "json"];
-    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(words).output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    let output = spipe(".", &words);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    serde_json::from_str(&output.out).unwrap()
 }
 
 #[test]

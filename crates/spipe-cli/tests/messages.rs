@@ -3,10 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+#[path = "common/run.rs"]
+mod run;
+
+use run::spipe;
+use std::path::{Path, PathBuf};
 
 fn fixture(name: &str) -> String {
     // Relative to the folder of the crate, in which cargo runs the tests, so that messages are the
@@ -14,21 +15,9 @@ fn fixture(name: &str) -> String {
     format!("../../tests/fixtures/{name}")
 }
 
-struct Run {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-fn spipe(args: &[&str]) -> Run {
-    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
-}
-
 /// Exit code and stderr, with the fixtures' folder and temporary folders taken out.
 fn refusal(args: &[&str]) -> String {
-    let run = spipe(args);
+    let run = spipe(".", args);
     assert_eq!(run.out, "", "nothing on stdout");
     format!("exit code {}\n{}", run.code.unwrap(), run.err.replace("../../tests/fixtures/", ""))
 }
@@ -44,9 +33,9 @@ fn good() -> (tempfile::TempDir, PathBuf, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let (plan, trace) = (folder.path().join("plan.json"), folder.path().join("trace.json"));
     let (model, hardware) = (fixture("good/six-layers.toml"), fixture("good/small-gpu.toml"));
-    let made = spipe(&plan_args(&model, &hardware, plan.to_str().unwrap()));
+    let made = spipe(".", &plan_args(&model, &hardware, plan.to_str().unwrap()));
     assert_eq!(made.code, Some(0), "{}", made.err);
-    let simulated = spipe(&["simulate", plan.to_str().unwrap(), "-o", trace.to_str().unwrap()]);
+    let simulated = spipe(".", &["simulate", plan.to_str().unwrap(), "-o", trace.to_str().unwrap()]);
     assert_eq!(simulated.code, Some(0), "{}", simulated.err);
     (folder, plan, trace)
 }
@@ -54,9 +43,9 @@ fn good() -> (tempfile::TempDir, PathBuf, PathBuf) {
 /// Runs `args` in `folder` on a file `name` with this content there.
 fn refusal_of(folder: &Path, name: &str, content: &str, args: &[&str]) -> String {
     std::fs::write(folder.join(name), content).unwrap();
-    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).current_dir(folder).output().unwrap();
-    assert!(output.stdout.is_empty(), "nothing on stdout");
-    format!("exit code {}\n{}", output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    let run = spipe(folder, args);
+    assert_eq!(run.out, "", "nothing on stdout");
+    format!("exit code {}\n{}", run.code.unwrap(), run.err)
 }
 
 #[test]
@@ -139,7 +128,7 @@ fn plans_edited_by_hand_to_keep_parameters() {
     for system in ["naive-swap", "superpipeline"] {
         let (model, hardware) = (fixture("good/six-layers.toml"), fixture("good/small-gpu.toml"));
         let args = ["plan", "--model", &model, "--hardware", &hardware, "--global-batch", "8", "--microbatch", "1"];
-        let made = spipe(&[&args[..], &["--system", system, "-o", path.to_str().unwrap()]].concat());
+        let made = spipe(".", &[&args[..], &["--system", system, "-o", path.to_str().unwrap()]].concat());
         assert_eq!(made.code, Some(0), "{}", made.err);
         let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
         let stages = json["stages"].as_array_mut().unwrap();
@@ -158,7 +147,7 @@ fn plans_edited_by_hand_to_keep_one_end() {
     let hardware = fixture("good/small-gpu.toml");
     let args = ["plan", "--model", "gpt2", "--hardware", &hardware, "--global-batch", "8", "--microbatch", "1"];
     let streamed = ["--seq-len", "64", "--system", "superpipeline", "--pin", "stream=0..13"];
-    let made = spipe(&[&args[..], &streamed, &["-o", path.to_str().unwrap()]].concat());
+    let made = spipe(".", &[&args[..], &streamed, &["-o", path.to_str().unwrap()]].concat());
     assert_eq!(made.code, Some(0), "{}", made.err);
     let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     let first = json["stages"][0].as_object_mut().unwrap();
@@ -175,7 +164,7 @@ fn plans_edited_by_hand_to_share_elsewhere() {
     let args =
         ["plan", "--model", "gpt2", "--hardware", "rtx3090-x4-two-sockets", "--global-batch", "4", "--microbatch", "1"];
     let shared = ["--seq-len", "64", "--system", "zero-infinity", "--pin", "stream=0..13", "--time-limit", "2s"];
-    let made = spipe(&[&args[..], &shared, &["-o", path.to_str().unwrap()]].concat());
+    let made = spipe(".", &[&args[..], &shared, &["-o", path.to_str().unwrap()]].concat());
     assert_eq!(made.code, Some(0), "{}", made.err);
     let mut json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
     // One stage for each thing that is wrong.
@@ -301,7 +290,7 @@ fn schedules_that_cannot_be() {
 fn a_comparison_can_fail() {
     let (_folder, _, trace) = good();
     let trace = trace.to_str().unwrap();
-    assert_eq!(spipe(&["compare", trace, trace, "--tolerance", "1%"]).code, Some(0));
+    assert_eq!(spipe(".", &["compare", trace, trace, "--tolerance", "1%"]).code, Some(0));
     let text = std::fs::read_to_string(trace).unwrap();
     let mut other: serde_json::Value = serde_json::from_str(&text).unwrap();
     let slower = other["iteration-ns"].as_u64().unwrap() * 2;
@@ -309,7 +298,7 @@ fn a_comparison_can_fail() {
     other["origin"] = "measured".into();
     let path = format!("{trace}.slower");
     std::fs::write(&path, other.to_string()).unwrap();
-    let run = spipe(&["compare", trace, &path, "--tolerance", "1%"]);
+    let run = spipe(".", &["compare", trace, &path, "--tolerance", "1%"]);
     assert_eq!(run.code, Some(6));
     assert_eq!(run.err, "error: the predicted iteration is off by -50.0 %, more than 1.0 %\n");
 }

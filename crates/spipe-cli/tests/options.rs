@@ -2,19 +2,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::{Run, command::command, spipe};
 use serde_json::Value;
-use std::process::{Command, Output};
-
-fn spipe(args: &str, columns: Option<&str>) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(args.split_whitespace()).env("NO_COLOR", "1").env_remove("COLUMNS");
-    command.envs(columns.map(|columns| ("COLUMNS", columns)));
-    command.output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
 
 const PLAN: &str = "plan --model gpt2 --hardware one-gpu --time-limit 1s";
 
@@ -45,23 +37,23 @@ fn options_that_do_nothing_are_refused_with_a_hint() {
             "recompute",
         ),
     ] {
-        let output = spipe(&args, None);
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{args}: {said}");
+        let output = spipe(".", &args);
+        let said = &output.err;
+        assert_eq!(output.code, Some(2), "{args}: {said}");
         assert!(said.starts_with(&format!("error: `--{option}` does nothing ")), "{args}: {said}");
-        assert!(said.contains("\nhint: ") && output.stdout.is_empty(), "{args}: {said}");
+        assert!(said.contains("\nhint: ") && output.out.is_empty(), "{args}: {said}");
     }
-    let unknown = spipe(PLAN, None);
-    assert_eq!((unknown.status.code(), text(&unknown.stderr).contains("--global-batch")), (Some(2), true));
+    let unknown = spipe(".", PLAN);
+    assert_eq!((unknown.code, unknown.err.contains("--global-batch")), (Some(2), true));
 }
 
 #[test]
 fn a_part_of_a_machine_is_planned_and_kept_in_the_plan() {
     let machine = "plan --model gpt2 --hardware rtx3090-x4-two-sockets --global-batch 8 --time-limit 2s --format json";
     let devices = |args: &str| {
-        let output = spipe(args, None);
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let output = spipe(".", args);
+        assert_eq!(output.code, Some(0), "{}", output.err);
+        let plan: Value = serde_json::from_str(&output.out).unwrap();
         let used: Vec<String> =
             plan["devices"].as_array().unwrap().iter().map(|name| name.as_str().unwrap().to_owned()).collect();
         (used, plan["hardware"]["toml"].as_str().unwrap().to_owned())
@@ -74,11 +66,11 @@ fn a_part_of_a_machine_is_planned_and_kept_in_the_plan() {
     let (used, toml) = devices(&format!("{machine} --devices gpu1..gpu2,cpu0"));
     assert!(!used.is_empty() && used.iter().all(|name| ["gpu1", "gpu2", "cpu0"].contains(&name.as_str())), "{used:?}");
     assert!(!toml.contains("gpu3") && toml.contains("gpu2"), "{toml}");
-    let said = text(&spipe(&format!("{machine} --devices gpu2..gpu1"), None).stderr);
+    let said = spipe(".", &format!("{machine} --devices gpu2..gpu1")).err;
     assert!(said.contains("'gpu2..gpu1' for '--devices <DEVICES>': a range ascends: write gpu1..gpu2"), "{said}");
-    let output = spipe(&format!("{machine} --devices gpu0,gpu9"), None);
-    let said = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(2), "{said}");
+    let output = spipe(".", &format!("{machine} --devices gpu0,gpu9"));
+    let said = &output.err;
+    assert_eq!(output.code, Some(2), "{said}");
     assert!(said.contains("has no device `gpu9`\nhint: its devices are gpu0, gpu1, gpu2, gpu3, cpu0, cpu1"), "{said}");
 }
 
@@ -102,12 +94,13 @@ fn tables_fit_the_terminal() {
         plan("v100-32g-x4-nvlink"),
     ];
     for (columns, width) in [(None, 100), (Some("80"), 80), (Some("140"), 140)] {
-        for command in &commands {
-            let output = spipe(command, columns);
-            assert_eq!(output.status.code(), Some(0), "{command}: {}", text(&output.stderr));
-            let out = text(&output.stdout);
+        for args in &commands {
+            let mut command = command(".", args);
+            let run: Run = command.envs(columns.map(|columns| ("COLUMNS", columns))).output().unwrap().into();
+            assert_eq!(run.code, Some(0), "{args}: {}", run.err);
+            let out = &run.out;
             for line in out.lines().filter(|line| !line.contains(". ") && !line.contains(',')) {
-                assert!(line.chars().count() <= width, "{command}, {width} columns: {line}");
+                assert!(line.chars().count() <= width, "{args}, {width} columns: {line}");
             }
         }
     }

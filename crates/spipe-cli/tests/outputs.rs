@@ -2,16 +2,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::{command::command, spipe};
 use std::{
     fs,
-    path::Path,
-    process::{Command, Output, Stdio},
+    process::{Command, Stdio},
     time::Duration,
 };
-
-fn spipe(folder: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).current_dir(folder).output().unwrap()
-}
 
 /// A folder with the plan of a small model in bf16.
 fn planned() -> tempfile::TempDir {
@@ -20,7 +19,7 @@ fn planned() -> tempfile::TempDir {
     let pins = "--pin layer=0..3:cpu0 --pin layer=4..9:gpu0 --time-limit 2s -o plan.json";
     let args: Vec<&str> = what.split(' ').chain(pins.split(' ')).collect();
     let made = spipe(folder.path(), &args);
-    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    assert!(made.code == Some(0), "{}", made.err);
     folder
 }
 
@@ -30,8 +29,8 @@ fn what_is_read_is_not_written_over() {
     let before = fs::read(folder.path().join("plan.json")).unwrap();
     for args in [["simulate", "plan.json", "-o", "plan.json"], ["simulate", "plan.json", "-o", "./plan.json"]] {
         let refused = spipe(folder.path(), &args);
-        assert_eq!(refused.status.code(), Some(2));
-        assert!(String::from_utf8_lossy(&refused.stderr).contains("would overwrite its input"));
+        assert_eq!(refused.code, Some(2));
+        assert!(refused.err.contains("would overwrite its input"));
     }
     assert_eq!(fs::read(folder.path().join("plan.json")).unwrap(), before);
 }
@@ -46,17 +45,17 @@ fn links_and_pipes_stay_what_they_are() {
     symlink("circle", at("circle")).unwrap();
     // Once to what is not there yet, and once over it.
     for _ in 0..2 {
-        assert!(spipe(folder.path(), &["simulate", "plan.json", "-o", "link.json"]).status.success());
+        assert!(spipe(folder.path(), &["simulate", "plan.json", "-o", "link.json"]).code == Some(0));
         assert!(fs::symlink_metadata(at("link.json")).unwrap().is_symlink());
         assert!(fs::symlink_metadata(at("trace.json")).unwrap().is_file());
     }
-    assert_eq!(spipe(folder.path(), &["simulate", "plan.json", "-o", "circle"]).status.code(), Some(3));
+    assert_eq!(spipe(folder.path(), &["simulate", "plan.json", "-o", "circle"]).code, Some(3));
     assert!(Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
     let reader = std::thread::spawn({
         let pipe = at("pipe");
         move || fs::read(pipe).unwrap()
     });
-    assert!(spipe(folder.path(), &["simulate", "plan.json", "-o", "pipe"]).status.success());
+    assert!(spipe(folder.path(), &["simulate", "plan.json", "-o", "pipe"]).code == Some(0));
     assert_eq!(reader.join().unwrap(), fs::read(at("trace.json")).unwrap());
     assert!(fs::symlink_metadata(at("pipe")).unwrap().file_type().is_fifo());
 }
@@ -85,8 +84,8 @@ fn absurd_figures_are_refused() {
         (2, "calibrate --model gpt2 --seq-len 2000 -o -".into()),
     ] {
         let found = spipe(folder.path(), &args.split(' ').collect::<Vec<_>>());
-        let said = String::from_utf8_lossy(&found.stderr);
-        assert_eq!(found.status.code(), Some(code), "{args}: {said}");
+        let said = &found.err;
+        assert_eq!(found.code, Some(code), "{args}: {said}");
         assert!(!said.contains("panicked"), "{args}: {said}");
     }
 }
@@ -98,12 +97,12 @@ fn a_plan_in_bf16_runs_on_cpu_cores() {
     fs::write(folder.path().join("words.txt"), "the quick brown fox jumps over the lazy dog ".repeat(20)).unwrap();
     let args = "run plan.json --data words.txt --steps 2 --bind gpu0=emulated:0:ndarray --bind cpu0=cpu:0";
     let run = spipe(folder.path(), &args.split(' ').collect::<Vec<_>>());
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    assert!(run.code == Some(0), "{}", run.err);
     for backend in ["--bind gpu0=emulated:0:flex", "--backend flex"] {
         let args = format!("run plan.json --data words.txt --steps 2 {backend}");
         let refused = spipe(folder.path(), &args.split(' ').collect::<Vec<_>>());
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert_eq!(refused.status.code(), Some(2), "{said}");
+        let said = &refused.err;
+        assert_eq!(refused.code, Some(2), "{said}");
         assert!(said.contains("unknown backend `flex` (known: ndarray)") && said.contains("hint: "), "{said}");
     }
 }
@@ -113,12 +112,7 @@ fn a_plan_in_bf16_runs_on_cpu_cores() {
 fn a_killed_search_leaves_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let args = "plan --model gpt3-175b --hardware v100-32g-x32 --precision fp16 --global-batch 64 --time-limit 60s -o plan.json";
-    let mut search = Command::new(env!("CARGO_BIN_EXE_spipe"))
-        .args(args.split(' '))
-        .current_dir(folder.path())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
+    let mut search = command(folder.path(), args).stderr(Stdio::null()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!(search.try_wait().unwrap(), None, "it is still searching");
     let sent = Command::new("kill").args(["-KILL", &search.id().to_string()]).status().unwrap();

@@ -3,14 +3,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use serde_json::Value;
-use std::process::Command;
+#[path = "common/run.rs"]
+mod run;
 
-fn spipe(args: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
+use run::{Run, spipe};
+use serde_json::Value;
 
 fn fixture(path: &str) -> String {
     format!("{}/../../tests/fixtures/{path}", env!("CARGO_MANIFEST_DIR"))
@@ -20,7 +17,7 @@ fn fixture(path: &str) -> String {
 fn plan(more: &[&str]) -> (Option<i32>, Value, String) {
     let (model, hardware) = (fixture("good/six-layers.toml"), fixture("good/small-gpu.toml"));
     let args = ["plan", "--model", &model, "--hardware", &hardware, "--global-batch", "8", "--format", "json"];
-    let (code, out, err) = spipe(&[&args[..], more].concat());
+    let Run { code, out, err } = spipe(".", &[&args[..], more].concat());
     (code, serde_json::from_str(&out).unwrap_or(Value::Null), err)
 }
 
@@ -104,15 +101,15 @@ fn every_choice_can_be_pinned() {
     assert_eq!(of_layer(&streamed, 0)["weights-in"], "dram0", "{streamed}");
     assert!(of_layer(&streamed, 5).get("weights-in").is_none(), "{streamed}");
     let knobs = pinned(&["resident=3", "swap=2", "system=superpipeline"]);
-    assert_eq!((&knobs["knobs"]["resident"], &knobs["knobs"]["swap"]), (&3.into(), &2.into()), "{knobs}");
+    assert_eq!((&knobs["order"]["resident"], &knobs["order"]["swap"]), (&3.into(), &2.into()), "{knobs}");
     let slots = pinned(&["offload-slots=3", "system=1f1b"]);
-    assert_eq!(slots["knobs"]["offload-slots"], 3, "{slots}");
+    assert_eq!(slots["offload"]["slots"], 3, "{slots}");
     for urgent in ["1", "0"] {
         let steps = pinned(&[&format!("urgent-steps={urgent}"), "system=1f1b", "optimizer=0..5:cpu"]);
-        assert_eq!(steps["knobs"].get("urgent-steps").is_some(), urgent == "1", "{steps}");
+        assert_eq!(steps["update"].get("urgent").is_some(), urgent == "1", "{steps}");
     }
     let ahead = pinned(&["head-start=1"]);
-    assert_eq!((&ahead["system"], &ahead["knobs"]["head-start"]), (&"hybrid".into(), &1.into()), "{ahead}");
+    assert_eq!((&ahead["system"], &ahead["order"]["head-start"]), (&"hybrid".into(), &1.into()), "{ahead}");
 }
 
 #[test]
@@ -185,20 +182,20 @@ fn a_plan_can_be_improved() {
     let path = path.to_str().unwrap();
     let (code, slow, err) = plan(&["--microbatch", "1", "--system", "cpu-only", "-o", path]);
     assert_eq!(code, Some(0), "{err}");
-    let (code, out, err) = spipe(&["plan", "--improve", path, "--format", "json"]);
+    let Run { code, out, err } = spipe(".", &["plan", "--improve", path, "--format", "json"]);
     assert_eq!(code, Some(0), "{err}");
     let better: Value = serde_json::from_str(&out).unwrap();
     assert!(time(&better) < time(&slow));
     assert_eq!(better["workload"], slow["workload"]);
     // Its model, its machine and how it trains are its own.
     for other in [&["--model", "gpt2"][..], &["--clip-norm", "1"], &["--mode", "infer"], &["--precision", "fp32"]] {
-        let (code, _, err) = spipe(&[&["plan", "--improve", path], other].concat());
+        let Run { code, err, .. } = spipe(".", &[&["plan", "--improve", path], other].concat());
         assert_eq!((code, err.contains(other[0])), (Some(2), true), "{err}");
     }
     // However little is looked at, what is given is not lost.
     let (code, best, err) = plan(&["-o", path]);
     assert_eq!(code, Some(0), "{err}");
-    let (code, out, err) = spipe(&["plan", "--improve", path, "--gap", "99%", "--format", "json"]);
+    let Run { code, out, err } = spipe(".", &["plan", "--improve", path, "--gap", "99%", "--format", "json"]);
     let kept: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((code, time(&kept) <= time(&best)), (Some(0), true), "{err} {kept}");
 }
@@ -221,7 +218,7 @@ fn remarks_are_made() {
     let small =
         ["--model", "llama2-7b", "--hardware", "rtx4090-pcie4-128gb", "--seq-len", "1024", "--system", "gpu-only"];
     let generate = ["plan", "--mode", "generate", "--global-batch", "18"];
-    let (code, _, err) = spipe(&[&generate, &small[..]].concat());
+    let Run { code, err, .. } = spipe(".", &[&generate, &small[..]].concat());
     assert_eq!((code, err.contains("memory for prompts of ")), (Some(0), true), "{err}");
     let (code, _, err) = plan(&["--mode", "generate"]);
     assert_eq!((code, err.contains("not of single tokens")), (Some(2), true), "{err}");
@@ -250,7 +247,7 @@ fn the_largest_that_fits_fits_and_one_more_does_not() {
 fn what_cannot_be_counted_was_not_looked_at() {
     let args = ["plan", "--model", "demo", "--hardware", "h100", "--system", "1f1b", "--format", "json"];
     let more = ["--global-batch", "65536", "--seq-len", "4096", "--solve-for", "microbatch"];
-    let (code, out, err) = spipe(&[&args[..], &more].concat());
+    let Run { code, out, err } = spipe(".", &[&args[..], &more].concat());
     assert_eq!(code, Some(0), "{err}");
     let answer: Value = serde_json::from_str(&out).unwrap();
     assert_eq!((answer["value"].as_u64(), answer["unlimited"].as_bool()), (Some(4096), Some(true)), "{answer}");
@@ -277,13 +274,13 @@ fn more_of_a_resource_is_never_a_loss_and_no_gain_can_be_had_without_it() {
     let args =
         ["plan", "--model", "gpt2-xl", "--hardware", "v100-32g-x4-nvlink", "--global-batch", "16", "--format", "json"];
     let greedy = ["--planner", "greedy", "--system", "1f1b,gpipe"];
-    let (code, out, err) = spipe(&[&args[..], &greedy, &["--sensitivity"]].concat());
+    let Run { code, out, err } = spipe(".", &[&args[..], &greedy, &["--sensitivity"]].concat());
     assert_eq!(code, Some(0), "{err}");
     let plan: Value = serde_json::from_str(&out).unwrap();
     for gain in plan["sensitivity"].as_array().unwrap() {
         assert!(gain["speedup"].as_f64().unwrap() >= 1.0, "{gain}");
     }
-    let (_, alone, _) = spipe(&[&args[..], &greedy].concat());
+    let Run { out: alone, .. } = spipe(".", &[&args[..], &greedy].concat());
     assert!(time(&plan) <= time(&serde_json::from_str(&alone).unwrap()));
 }
 
@@ -291,7 +288,7 @@ fn more_of_a_resource_is_never_a_loss_and_no_gain_can_be_had_without_it() {
 fn the_largest_batch_is_found_where_gpus_share_it_out() {
     let largest = |more: &[&str]| {
         let args = ["plan", "--solve-for", "global-batch", "--format", "json", "--time-limit", "5s"];
-        let (code, out, err) = spipe(&[&args[..], more].concat());
+        let Run { code, out, err } = spipe(".", &[&args[..], more].concat());
         assert_eq!(code, Some(0), "{err}");
         let answer: Value = serde_json::from_str(&out).unwrap();
         (answer["value"].as_u64().unwrap(), answer["unlimited"].as_bool().unwrap())
@@ -305,7 +302,8 @@ fn the_largest_batch_is_found_where_gpus_share_it_out() {
     let (value, unlimited) = largest(&mobius);
     assert!(value >= 4, "{value}");
     if !unlimited {
-        let with = |batch: u64| spipe(&[&["plan", "--global-batch", &batch.to_string()][..], &mobius].concat()).0;
+        let with =
+            |batch: u64| spipe(".", &[&["plan", "--global-batch", &batch.to_string()][..], &mobius].concat()).code;
         assert_eq!((with(value), with(value + 1)), (Some(0), Some(4)));
     }
 }
@@ -317,7 +315,7 @@ fn nothing_that_is_largest_is_refused_in_json_too() {
     assert_eq!(refused["reason"], "no plan fits, whatever the microbatch");
     let of_images =
         ["plan", "--model", "vit-b-16", "--hardware", "one-gpu", "--global-batch", "8", "--solve-for", "seq-len"];
-    let (code, _, err) = spipe(&of_images);
+    let Run { code, err, .. } = spipe(".", &of_images);
     assert_eq!((code, err.contains("reads images")), (Some(2), true), "{err}");
     for more in [["--pin", "layer=1:gpu0"], ["--freeze", "1"]] {
         let (code, _, err) = plan(&[&more[..], &["--solve-for", "layers"]].concat());
@@ -345,12 +343,12 @@ fn plans_that_their_system_does_not_allow_are_refused() {
     let path = folder.path().join("edited.json");
     let simulated = |plan: &Value| {
         std::fs::write(&path, plan.to_string()).unwrap();
-        let (code, _, err) = spipe(&["simulate", path.to_str().unwrap()]);
+        let Run { code, err, .. } = spipe(".", &["simulate", path.to_str().unwrap()]);
         (code, err)
     };
     let pinned = ["--system", "zero-offload", "--microbatch", "1", "--runtime", "spipe", "--pin", "gradients-leave=1"];
     let (code, offloaded, err) = plan(&pinned);
-    assert_eq!((code, &offloaded["knobs"]["gradients-leave"]), (Some(0), &true.into()), "{err}");
+    assert_eq!((code, &offloaded["gradients-leave"]), (Some(0), &"each-microbatch".into()), "{err}");
     assert_eq!(simulated(&offloaded).0, Some(0));
     let mut other = offloaded.clone();
     other["system"] = "1f1b".into();
@@ -384,7 +382,7 @@ fn bounds_say_what_they_are_about() {
         let model = fixture("good/six-layers.toml");
         let machine = fixture("good/small-gpu.toml");
         let args = ["plan", "--model", &model, "--hardware", &machine, "--global-batch", "8", "--planner", planner];
-        let (code, out, err) = spipe(&[&args[..], &["--system", "1f1b"]].concat());
+        let Run { code, out, err } = spipe(".", &[&args[..], &["--system", "1f1b"]].concat());
         assert_eq!((code, out.contains(of)), (Some(0), true), "{err}{out}");
     }
     let (code, _, err) = plan(&["--system", "auto,fsdp"]);
@@ -402,10 +400,10 @@ fn what_the_hint_names_helps_and_less_of_it_does_not() {
         let had = machine.lines().find(|line| line.starts_with("memory = ")).unwrap();
         std::fs::write(&path, machine.replace(had, &format!("memory = \"{memory} B\""))).unwrap();
         let args = ["plan", "--model", &model, "--hardware", path.to_str().unwrap(), "--global-batch", "8"];
-        spipe(&[&args[..], &["--format", "json"], more].concat())
+        spipe(".", &[&args[..], &["--format", "json"], more].concat())
     };
     let gpu_only = ["--system", "gpu-only", "--microbatch", "8"];
-    let (code, out, _) = plan(512 << 20, &gpu_only);
+    let Run { code, out, .. } = plan(512 << 20, &gpu_only);
     assert_eq!(code, Some(4));
     let refused: Value = serde_json::from_str(&out).unwrap();
     let hint = refused["hint"].as_str().unwrap();
@@ -418,16 +416,16 @@ fn what_the_hint_names_helps_and_less_of_it_does_not() {
     };
     let with = |tenths: f64| {
         let more = (number.parse::<f64>().unwrap() * 10.0 + tenths).round() * unit / 10.0;
-        plan((512 << 20) + more as u64, &gpu_only).0
+        plan((512 << 20) + more as u64, &gpu_only).code
     };
     assert_eq!((with(0.0), with(-1.0)), (Some(0), Some(4)), "{hint}");
     let system = hint.split_once("use `--system ").unwrap().1.split_once('`').unwrap().0;
-    assert_eq!(plan(512 << 20, &["--system", system, "--microbatch", "8"]).0, Some(0), "{hint}");
+    assert_eq!(plan(512 << 20, &["--system", system, "--microbatch", "8"]).code, Some(0), "{hint}");
     let one = |microbatch: &str| plan(512 << 20, &["--system", "1f1b", "--microbatch", microbatch]);
-    let (code, out, _) = plan(512 << 20, &["--system", "1f1b", "--microbatch", "8", "--pin", "layer=1..4:gpu0"]);
+    let Run { code, out, .. } = plan(512 << 20, &["--system", "1f1b", "--microbatch", "8", "--pin", "layer=1..4:gpu0"]);
     assert_eq!(code, Some(4), "{out}");
     let refused: Value = serde_json::from_str(&out).unwrap();
     let hint = refused["hint"].as_str().unwrap();
     assert!(hint.contains("drop `--pin layer=1..4:gpu0`"), "{hint}");
-    assert_eq!(one("8").0, Some(0), "without the pin there is a plan");
+    assert_eq!(one("8").code, Some(0), "without the pin there is a plan");
 }

@@ -2,14 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use serde_json::Value;
-use std::{path::Path, process::Command};
+#[path = "common/run.rs"]
+mod run;
 
-fn spipe(args: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
+use run::{Run, spipe};
+use serde_json::Value;
+use std::path::Path;
 
 /// The tables of `name`, from `rows` if given.
 fn reproduce(name: &str, rows: Option<&str>) -> Result<Vec<Value>, String> {
@@ -21,7 +19,7 @@ fn reproduce(name: &str, rows: Option<&str>) -> Result<Vec<Value>, String> {
         std::fs::write(&file, rows).unwrap();
         args.extend(["--rows", file.to_str().unwrap()]);
     }
-    let (code, out, err) = spipe(&args);
+    let Run { code, out, err } = spipe(".", &args);
     if code != Some(0) {
         assert_eq!(code, Some(3), "{err}");
         assert!(!output.exists(), "nothing is written for rows that are refused");
@@ -161,7 +159,7 @@ fn rows_say_which_table_they_are_for() {
 fn pictures_show_every_series() {
     let folder = tempfile::tempdir().unwrap();
     let output = folder.path().to_str().unwrap();
-    assert_eq!(spipe(&["reproduce", "zero-bubble", "-o", output]).0, Some(0));
+    assert_eq!(spipe(".", &["reproduce", "zero-bubble", "-o", output]).code, Some(0));
     let svg = std::fs::read_to_string(folder.path().join("zero-bubble.svg")).unwrap();
     for word in ["1f1b", "interleaved-1f1b", "zb-2p", "microbatches", "bubble, %", "published", "predicted"] {
         assert!(svg.contains(word), "{word}");

@@ -2,9 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/command.rs"]
+mod command;
 #[path = "common/machine.rs"]
 mod machine;
 
+use command::command;
 use machine::Machine;
 use serde_json::Value;
 use std::{
@@ -53,9 +56,7 @@ impl Site {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-        command.args(args).current_dir(self.folder.path()).env("NO_COLOR", "1");
-        command
+        command(self.folder.path(), args)
     }
 
     fn run(&self, steps: u32, more: &[&str]) -> Command {

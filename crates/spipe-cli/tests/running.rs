@@ -3,9 +3,12 @@
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/command.rs"]
+mod command;
 #[path = "common/machine.rs"]
 mod machine;
 
+use command::command;
 use machine::Machine;
 use serde_json::Value;
 use std::{
@@ -38,15 +41,9 @@ fn planned(model: &str, link: &str, how: &str) -> tempfile::TempDir {
         "plan --model model.toml --hardware machine.toml {how} --precision fp32 --materialised-attention \
          --global-batch 4 --microbatch 2 --planner dp -o plan.json"
     );
-    let made = spipe(folder.path(), &args).output().unwrap();
+    let made = command(folder.path(), &args).output().unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     folder
-}
-
-fn spipe(folder: &Path, args: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    command.args(args.split_whitespace()).current_dir(folder).env("NO_COLOR", "1");
-    command
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -70,7 +67,7 @@ fn programs_read_a_line_for_each_step() {
     for (model, data) in [(MODEL, "text.txt"), (VIT, "synthetic")] {
         let folder = folder(model, "4 GB/s");
         let args = format!("run plan.json --data {data} --steps 4 --format json -o trace.json");
-        let run = spipe(folder.path(), &args).output().unwrap();
+        let run = command(folder.path(), &args).output().unwrap();
         assert_eq!((run.status.code(), text(&run.stderr).as_str()), (Some(0), ""));
         let lines = lines(&text(&run.stdout));
         let (told, end) = steps(&lines);
@@ -95,7 +92,7 @@ fn clipped_runs_tell_norms_and_have_learning_rates_of_their_own() {
     let losses = |how: &str, more: &str| {
         let folder = planned(MODEL, "4 GB/s", how);
         let args = format!("run plan.json --data text.txt --steps 4 --format json {more}");
-        let run = spipe(folder.path(), &args).output().unwrap();
+        let run = command(folder.path(), &args).output().unwrap();
         assert_eq!((run.status.code(), text(&run.stderr).as_str()), (Some(0), ""));
         let mut lines = lines(&text(&run.stdout));
         lines.truncate(4);
@@ -118,7 +115,7 @@ fn clipped_runs_tell_norms_and_have_learning_rates_of_their_own() {
 /// Starts a run and waits for its first line.
 fn started(folder: &Path, steps: u32) -> (Child, BufReader<std::process::ChildStdout>, String) {
     let args = format!("run plan.json --data text.txt --steps {steps} --format json");
-    let mut child = spipe(folder, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut child = command(folder, &args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
     out.read_line(&mut first).unwrap();
@@ -161,7 +158,7 @@ fn the_second_interrupt_ends_the_process() {
     // 4 KiB cross: a step takes longer than the test may.
     std::fs::write(folder.path().join("plan.json"), plan.replace("4 GB/s", "1 KB/s")).unwrap();
     let args = "run plan.json --data text.txt --steps 2 -v";
-    let child = spipe(folder.path(), args).stderr(Stdio::piped()).spawn().unwrap();
+    let child = command(folder.path(), args).stderr(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_millis(1500));
     let began = Instant::now();
     send("-INT", &child);
@@ -176,7 +173,7 @@ fn the_second_interrupt_ends_the_process() {
 fn what_goes_wrong_has_its_exit_code() {
     let folder = folder(MODEL, "4 GB/s");
     let refused = |args: &str| {
-        let run = spipe(folder.path(), args).output().unwrap();
+        let run = command(folder.path(), args).output().unwrap();
         assert!(run.stdout.is_empty(), "{}", text(&run.stdout));
         format!("{}: {}", run.status.code().unwrap(), text(&run.stderr))
     };
@@ -187,7 +184,7 @@ fn what_goes_wrong_has_its_exit_code() {
     assert!(images.starts_with("3: error: cannot read `synthetic`"), "{images}");
     let gpu = refused("run plan.json --data text.txt --steps 1 --bind gpu0=cuda:7");
     assert!(gpu.starts_with("7: error: `cuda:7` cannot be opened"), "{gpu}");
-    let wild = spipe(folder.path(), "run plan.json --data text.txt --steps 9 --learning-rate 1e30").output().unwrap();
+    let wild = command(folder.path(), "run plan.json --data text.txt --steps 9 --learning-rate 1e30").output().unwrap();
     assert_eq!(wild.status.code(), Some(6), "{}", text(&wild.stderr));
     assert!(text(&wild.stderr).starts_with("error: the loss of step "), "{}", text(&wild.stderr));
     let device = refused("run plan.json --data text.txt --steps 1 --bind gpu9=cpu:0");
@@ -209,7 +206,7 @@ fn text_is_continued_token_by_token() {
         let folder = planned(MODEL, "4 GB/s", &format!("--system gpipe --mode {mode}"));
         let run = |more: &str| {
             let args = format!("run plan.json --data text.txt --steps 5 {more}");
-            let run = spipe(folder.path(), &args).output().unwrap();
+            let run = command(folder.path(), &args).output().unwrap();
             assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
             text(&run.stdout)
         };
@@ -236,12 +233,12 @@ fn text_is_continued_token_by_token() {
 fn images_are_embedded() {
     let folder = planned(VIT, "4 GB/s", "--system gpipe --mode infer");
     let args = "run plan.json --data synthetic --steps 3 --format json --save-outputs found.safetensors";
-    let run = spipe(folder.path(), args).output().unwrap();
+    let run = command(folder.path(), args).output().unwrap();
     assert_eq!(run.status.code(), Some(0), "{}", text(&run.stderr));
     assert_eq!(lines(&text(&run.stdout)).last().unwrap()["images"], 12);
     assert_eq!(shape_of(&folder.path().join("found.safetensors"), "images"), [12, 32]);
     let training = self::folder(VIT, "4 GB/s");
-    let run = spipe(training.path(), args).output().unwrap();
+    let run = command(training.path(), args).output().unwrap();
     assert_eq!(run.status.code(), Some(2), "{}", text(&run.stderr));
     assert!(text(&run.stderr).starts_with("error: `--save-outputs` does nothing in training"), "{}", text(&run.stderr));
 }
@@ -250,7 +247,7 @@ fn images_are_embedded() {
 fn adapters_are_saved_loaded_and_merged() {
     let folder = folder(MODEL, "4 GB/s");
     let said = |args: &str, code: i32| -> (String, String) {
-        let run = spipe(folder.path(), args).output().unwrap();
+        let run = command(folder.path(), args).output().unwrap();
         assert_eq!(run.status.code(), Some(code), "{args}: {}", text(&run.stderr));
         (text(&run.stdout), text(&run.stderr))
     };
@@ -308,7 +305,7 @@ fn weights_are_saved_and_loaded() {
     let other = folder(&MODEL.replace("hidden = 32", "hidden = 16"), "4 GB/s");
     let losses = |args: &str| -> Vec<f64> {
         let run =
-            spipe(trained.path(), &format!("run plan.json --data text.txt --format json {args}")).output().unwrap();
+            command(trained.path(), &format!("run plan.json --data text.txt --format json {args}")).output().unwrap();
         assert!(run.status.success(), "{}", text(&run.stderr));
         lines(&text(&run.stdout)).iter().filter_map(|line| line["loss"].as_f64()).collect()
     };
@@ -322,7 +319,7 @@ fn weights_are_saved_and_loaded() {
     assert_eq!(losses("--steps 1 --weights second/model.safetensors")[0].to_bits(), second[0].to_bits());
     let weights = trained.path().join("first").display().to_string();
     let args = format!("run plan.json --data text.txt --steps 1 --weights {weights}");
-    let run = spipe(other.path(), &args).output().unwrap();
+    let run = command(other.path(), &args).output().unwrap();
     assert_eq!(run.status.code(), Some(3));
     let said = text(&run.stderr);
     assert!(

@@ -3,17 +3,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use serde_json::Value;
-use std::process::Command;
+#[path = "common/run.rs"]
+mod run;
 
-fn spipe(args: &[&str]) -> (Option<i32>, String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
-}
+use run::{Run, spipe};
+use serde_json::Value;
 
 fn json(args: &[&str]) -> Value {
-    let (code, out, err) = spipe(&[args, &["--format", "json"]].concat());
+    let Run { code, out, err } = spipe(".", &[args, &["--format", "json"]].concat());
     assert_eq!(code, Some(0), "{args:?}: {err}");
     serde_json::from_str(&out).unwrap()
 }
@@ -89,7 +86,7 @@ fn inference() {
 fn a_system_that_only_trains_says_so() {
     let args =
         ["plan", "--model", "gpt2-xl", "--hardware", "rtx3090-x4-two-sockets", "--system", "zb-v", "--mode", "infer"];
-    let (code, _, err) = spipe(&[&args[..], &["--global-batch", "8"]].concat());
+    let Run { code, err, .. } = spipe(".", &[&args[..], &["--global-batch", "8"]].concat());
     assert_ne!(code, Some(0), "{err}");
 }
 
@@ -103,8 +100,10 @@ fn frozen_layers_need_no_state() {
     let (all, half) = (peak(&[]), peak(&["--freeze", "block.0..block.5"]));
     // Six blocks of 7 087 872 parameters with 14 bytes each of gradients and optimizer state.
     assert!(all - half >= 6 * 7_087_872 * 14, "{all} {half}");
-    let (code, _, err) =
-        spipe(&["plan", "--model", "gpt2", "--hardware", "one-gpu", "--global-batch", "2", "--freeze", "block.12"]);
+    let Run { code, err, .. } = spipe(
+        ".",
+        &["plan", "--model", "gpt2", "--hardware", "one-gpu", "--global-batch", "2", "--freeze", "block.12"],
+    );
     assert_eq!(code, Some(2), "{err}");
     assert!(err.contains("`block.12` names no layers of `gpt2`"), "{err}");
 }
@@ -208,7 +207,7 @@ fn rows_of_others_are_read_with_their_place() {
     std::fs::write(&rows, "format-version = 1\nsource = \"a talk\"\n[[row]]\nhidden = 4096\nseq-len = 4096\n").unwrap();
     let output = folder.path().join("out");
     let args = ["reproduce", "pipeoffload", "--rows", rows.to_str().unwrap(), "-o", output.to_str().unwrap()];
-    let (code, _, err) = spipe(&args);
+    let Run { code, err, .. } = spipe(".", &args);
     assert_eq!(code, Some(3), "{err}");
     assert!(err.contains("missing field `rate-ratio`") && err.contains("rows.toml:3:1"), "{err}");
     assert!(!output.exists());
@@ -257,12 +256,12 @@ fn rates_of_a_known_machine_are_found() {
     let bare: String =
         all[2].0.lines().filter(|line| !line.starts_with("shape")).map(|line| format!("{line}\n")).collect();
     std::fs::write(&rows, format!("{head}{}{bare}", all[0].0)).unwrap();
-    let (code, _, err) = spipe(&args);
+    let Run { code, err, .. } = spipe(".", &args);
     assert_eq!(code, Some(3), "{err}");
     assert!(err.contains("does not say the whole shape of its model") && err.contains("rows.toml:13:1"), "{err}");
     // A model of which nothing is fitted.
     std::fs::write(&rows, format!("{head}{}{}", all[0].0, all[2].0.replace("\"a\"", "\"b\""))).unwrap();
-    let (code, _, err) = spipe(&args);
+    let Run { code, err, .. } = spipe(".", &args);
     assert_eq!(code, Some(3), "{err}");
     assert!(err.contains("no row of `b` is fitted") && err.contains("rows.toml:13:1"), "{err}");
 }
@@ -284,10 +283,10 @@ fn zero_offload_trains_what_is_published_on_one_gpu() {
             ["plan", "--model", model, "--hardware", ONE_V100, "--precision", "fp16", "--system", "zero-offload"];
         let more = ["--global-batch", batch, "--microbatch", batch, "--materialised-attention", "--pin", &recompute];
         let limit = ["--time-limit", "5s", "--format", "json"];
-        let (code, out, err) = spipe(&[&words[..], &more, &limit].concat());
+        let Run { code, out, err } = spipe(".", &[&words[..], &more, &limit].concat());
         assert_eq!(code, Some(0), "{layers} layers: {err}");
         let plan: Value = serde_json::from_str(&out).unwrap();
-        assert_eq!(plan["knobs"]["gradients-leave"], true, "{layers} layers");
+        assert_eq!(plan["gradients-leave"], "each-microbatch", "{layers} layers");
     }
 }
 
@@ -304,7 +303,7 @@ fn a_delay_of_one_step_gains_what_is_published() {
             let model = ["plan", "--model", path.to_str().unwrap(), "--hardware", ONE_V100, "--precision", "fp16"];
             let batch = ["--global-batch", "8", "--microbatch", "8", "--materialised-attention", "--pin", &recompute];
             let limit = ["--time-limit", "5s", "--format", "json"];
-            let (code, out, err) = spipe(&[&model[..], &batch, &limit, system].concat());
+            let Run { code, out, err } = spipe(".", &[&model[..], &batch, &limit, system].concat());
             assert_eq!(code, Some(0), "{layers} layers: {err}");
             serde_json::from_str::<Value>(&out).unwrap()["simulated-iteration-ms"].as_f64().unwrap()
         };

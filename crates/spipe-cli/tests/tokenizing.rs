@@ -4,10 +4,13 @@
 
 #[path = "common/machine.rs"]
 mod machine;
+#[path = "common/run.rs"]
+mod run;
 
 use machine::Machine;
+use run::{Run, spipe};
 use serde_json::{Value, json};
-use std::{fs, path::Path, process::Command};
+use std::fs;
 
 /// Words by their places: a sentence of these comes out of the model in words again.
 const WORDS: [&str; 8] = ["?", "the", "quick", "brown", "fox", "jumps", "over", "dog"];
@@ -29,19 +32,6 @@ fn tokenizer(words: &[&str]) -> Value {
         "pre_tokenizer": { "type": "WhitespaceSplit" }, "post_processor": null, "decoder": null,
         "model": { "type": "WordLevel", "vocab": known, "unk_token": "?" },
     })
-}
-
-struct Run {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-fn spipe(folder: &Path, args: &str) -> Run {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_spipe"));
-    let output = command.args(args.split_whitespace()).current_dir(folder).env("NO_COLOR", "1").output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    Run { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
 /// A folder with plans that train and generate, a text of words, and its tokenizer.

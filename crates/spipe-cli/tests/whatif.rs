@@ -2,19 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[path = "common/run.rs"]
+mod run;
+
+use run::spipe;
 use serde_json::Value;
-use std::{
-    path::Path,
-    process::{Command, Output},
-};
-
-fn spipe(folder: &Path, args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_spipe")).args(args).env("NO_COLOR", "1").current_dir(folder).output().unwrap()
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8(bytes.to_vec()).unwrap()
-}
+use std::path::Path;
 
 const JOB: &str = r#"
 format-version = 1
@@ -44,8 +37,8 @@ fn a_job_is_answered_in_all_formats() {
         at,
         &["whatif", "job.toml", "--as-of", "2026-11-27", "--format", "json", "-o", "page.html", "--plots", "plots"],
     );
-    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
-    let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    let answer: Value = serde_json::from_str(&output.out).unwrap();
     let machines = answer["machines"].as_array().unwrap();
     assert_eq!(machines.len(), 4);
     for row in machines {
@@ -101,8 +94,8 @@ fn a_job_is_answered_in_all_formats() {
 /// The answer of a command that succeeds, as JSON.
 fn answer(folder: &Path, args: &[&str]) -> Value {
     let output = spipe(folder, &[args, &["--format", "json"]].concat());
-    assert_eq!(output.status.code(), Some(0), "{args:?}: {}", text(&output.stderr));
-    serde_json::from_slice(&output.stdout).unwrap()
+    assert_eq!(output.code, Some(0), "{args:?}: {}", output.err);
+    serde_json::from_str(&output.out).unwrap()
 }
 
 #[test]
@@ -114,7 +107,7 @@ fn shards_and_resumed_sweeps_give_the_same_machines() {
     for part in ["1/2", "2/2"] {
         let file = format!("part-{}.json", &part[..1]);
         let output = spipe(at, &[&day[..], &["--shard", part, "-o", &file]].concat());
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        assert_eq!(output.code, Some(0), "{}", output.err);
     }
     let merged = answer(at, &["whatif", "merge", "part-1.json", "part-2.json", "-o", "table.csv"]);
     assert_eq!(merged["machines"].as_array().unwrap().len(), 4);
@@ -125,9 +118,9 @@ fn shards_and_resumed_sweeps_give_the_same_machines() {
     assert_eq!(whole["machines"], again["machines"]);
     assert_eq!(again["counts"]["solved"], 0);
     let other = spipe(at, &[&day[..], &["--resume", "plans.json", "--tokens", "2G"]].concat());
-    assert_eq!((other.status.code(), text(&other.stderr).contains("the plans of another job")), (Some(2), true));
+    assert_eq!((other.code, other.err.contains("the plans of another job")), (Some(2), true));
     let missing = spipe(at, &["whatif", "merge", "part-1.json"]);
-    assert_eq!((missing.status.code(), text(&missing.stderr).contains("the parts 2 are missing")), (Some(3), true));
+    assert_eq!((missing.code, missing.err.contains("the parts 2 are missing")), (Some(3), true));
 }
 
 /// The bound of an iteration of GPT-2 with sequences of 512 on a machine, over all sizes of microbatches.
@@ -160,7 +153,7 @@ fn rates_are_those_of_plans_with_little_effort() {
     let parts = ["--platform", "epyc-7713p", "--dram", "8xddr4-rdimm-16g", "-o", "m.toml"];
     for (gpus, name) in [("1", "1xrtx3090"), ("2", "2xrtx3090")] {
         let composed = spipe(at, &[&["catalogue", "compose", "--gpu", "rtx3090", "--gpus", gpus], &parts[..]].concat());
-        assert_eq!(composed.status.code(), Some(0), "{}", text(&composed.stderr));
+        assert_eq!(composed.code, Some(0), "{}", composed.err);
         let flags = ["--seq-len", "512", "--global-batch", "8", "--effort", "low", "-o", "plan.json"];
         let plan = answer(at, &[&["plan", "--model", "gpt2", "--hardware", "m.toml"], &flags[..]].concat());
         let iteration = plan["simulated-iteration-ms"].as_f64().unwrap();
@@ -188,9 +181,9 @@ fn a_deadline_that_nothing_meets_ends_with_code_4_and_the_closest() {
     let at = folder.path();
     std::fs::write(at.join("job.toml"), JOB).unwrap();
     let output = spipe(at, &["whatif", "job.toml", "--as-of", "2026-11-27", "--deadline", "1min", "--vary", "gpus=1"]);
-    assert_eq!(output.status.code(), Some(4), "{}", text(&output.stderr));
-    assert!(text(&output.stdout).contains("The closest is 1xrtx4090"), "{}", text(&output.stdout));
-    assert!(text(&output.stderr).contains("no machine meets the deadline of 1 min"));
+    assert_eq!(output.code, Some(4), "{}", output.err);
+    assert!(output.out.contains("The closest is 1xrtx4090"), "{}", output.out);
+    assert!(output.err.contains("no machine meets the deadline of 1 min"));
 }
 
 /// A machine without a plan is mended by the cheapest part of the catalogue, though the sweep does not vary it.
@@ -203,7 +196,7 @@ fn repairs_are_the_cheapest_of_the_catalogue() {
     std::fs::write(at.join("job.toml"), &job).unwrap();
     let asked = |name: &str, rows: &str| {
         let output = spipe(at, &["whatif", name, "--as-of", "2026-11-27", "--format", "json", "--top", rows]);
-        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
+        serde_json::from_str::<Value>(&output.out).unwrap_or_else(|_| panic!("{}", output.err))
     };
     let alone = asked("job.toml", "1");
     let broken = &alone["infeasible"][0];
@@ -248,8 +241,8 @@ fn bad_jobs_say_what_to_write() {
         (&["whatif", "job.toml", "--rent", "moon"], 2, "no rented machine is `moon`"),
     ] {
         let output = spipe(at, args);
-        let said = text(&output.stderr);
-        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+        let said = &output.err;
+        assert_eq!(output.code, Some(code), "{args:?}: {said}");
         assert!(said.contains(wanted) && said.contains("\nhint: "), "{args:?}: {said}");
     }
 }
@@ -272,5 +265,5 @@ fn padding_takes_time() {
     assert!((file / plain - 2.0).abs() < 0.02, "{file} {plain}");
     assert!((flag / file - 1.0).abs() < 1e-9, "{flag} {file}");
     let refused = spipe(at, &["whatif", "plain.toml", "--lengths", "600:1"]);
-    assert!(refused.status.code() != Some(0) && text(&refused.stderr).contains("600"), "{}", text(&refused.stderr));
+    assert!(refused.code != Some(0) && refused.err.contains("600"), "{}", refused.err);
 }

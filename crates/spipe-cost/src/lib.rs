@@ -24,6 +24,9 @@
 //!
 //! [`Parallelism`] is the baseline without a pipeline: tensor and data parallelism over the
 //! machine's GPUs.
+//!
+#![doc = include_str!("../README.md")]
+#![doc = include_str!("../ADAPTERS.md")]
 
 mod added;
 mod bound;

@@ -8,7 +8,7 @@ use crate::{
 use serde_json::{Map, Value, json};
 use spipe_base::{Diagnostic, Faults, MemoryId};
 use spipe_model::Precision;
-use spipe_plan::{Plan, System, Weights, keeps_parameters_on_drives, keeps_state_on_drives};
+use spipe_plan::{OrderKind, Plan, Update, Weights, keeps_parameters_on_drives, keeps_state_on_drives};
 use std::collections::BTreeSet;
 
 const SCRIPTS: [(&str, &str); 3] = [
@@ -17,6 +17,44 @@ const SCRIPTS: [(&str, &str); 3] = [
     ("storage.py", include_str!("../templates/torch/storage.py")),
 ];
 
+/// The stage of DeepSpeed's ZeRO that has the answers of a plan.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Zero {
+    /// All optimizer steps of one GPU run on its host (ZeRO-Offload).
+    Two,
+    /// Parameters are sharded over GPUs, and perhaps streamed (ZeRO-Infinity).
+    Three { streams: bool },
+}
+
+impl Zero {
+    fn of(plan: &Plan) -> Result<Self, Diagnostic> {
+        let (placement, context) = (plan.placement(), plan.context());
+        if placement.shards_parameters() {
+            let streams = placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_)));
+            return Ok(Self::Three { streams });
+        }
+        if placement.update == Update::Delayed {
+            let fault = Diagnostic::error("DeepSpeed's steps are not delayed by one iteration");
+            return Err(fault.hint("nearest: `--system zero-offload`"));
+        }
+        let mut trained = placement.stages.iter().filter(|stage| context.trains(stage.layers)).peekable();
+        let hosted = trained.peek().is_some() && trained.all(|stage| context.steps(stage) != stage.device);
+        if placement.order != OrderKind::PLAIN_1F1B || !hosted {
+            let fault = Diagnostic::error(format!("this plan of `{}` is none of DeepSpeed's", placement.name()));
+            return Err(
+                fault.hint("plan with `--system zero-offload`, `zero-infinity` or `fsdp`, or use `spipe export torch`")
+            );
+        }
+        match placement.devices().len() {
+            1 => Ok(Self::Two),
+            devices => Err(Diagnostic::error(format!(
+                "this plan is a pipeline of {devices} devices, and DeepSpeed's ZeRO-Offload has all layers on each GPU"
+            ))
+            .hint("nearest: `--system zero-offload` with one GPU in `--devices`, or use `spipe export torch`")),
+        }
+    }
+}
+
 /// The folder that `deepspeed` or `torchrun` runs: configuration, script and settings. `nvme` is the
 /// mount point of a drive: it has what the plan keeps on a drive, or else all shards of ZeRO-Infinity.
 ///
@@ -24,30 +62,24 @@ const SCRIPTS: [(&str, &str); 3] = [
 /// Plans of systems that are not DeepSpeed's, and what it cannot express, with the nearest plan
 /// that it can.
 pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
-    let system = plan.placement().system;
+    let name = plan.placement().name();
     let mut faults = check_training(plan, "DeepSpeed");
-    match system {
-        System::Fsdp | System::ZeroInfinity | System::ZeroOffload => {}
-        System::ZeroOffloadDelayed => faults.push(
-            Diagnostic::error("DeepSpeed's steps are not delayed by one iteration")
-                .hint("nearest: `--system zero-offload`"),
-        ),
-        _ => faults.push(
-            Diagnostic::error(format!("this plan of `{system}` is none of DeepSpeed's"))
-                .hint("plan with `--system zero-offload`, `zero-infinity` or `fsdp`, or use `spipe export torch`"),
-        ),
-    }
+    let zero = Zero::of(plan).map_err(|fault| faults.push(fault));
     check_drives(plan, nvme.is_some(), &mut faults);
-    if nvme.is_some() && system != System::ZeroInfinity && !keeps_state_on_drives(plan.placement()) {
+    let streams = zero == Ok(Zero::Three { streams: true });
+    if nvme.is_some() && !streams && !keeps_state_on_drives(plan.placement()) {
         faults.push(
-            Diagnostic::error(format!("`{system}` keeps nothing on a drive"))
+            Diagnostic::error(format!("`{name}` keeps nothing on a drive"))
                 .hint("plan with `--system zero-infinity`, or leave `--nvme` out"),
         );
     }
-    faults.or(())?;
+    let zero = match zero {
+        Ok(zero) => faults.or(zero)?,
+        Err(()) => return Err(faults),
+    };
     let settings = Sharded::new(plan, &Network::of(plan.context().model)?);
     let mut folder = Folder::default();
-    let config = serde_json::to_string_pretty(&config(plan, &settings, nvme))
+    let config = serde_json::to_string_pretty(&config(plan, (zero, &settings), nvme))
         .map_err(|error| Diagnostic::error(error.to_string()))?;
     folder.add("ds_config.json", config + "\n");
     folder.add("plan.json", settings.to_json()?);
@@ -57,7 +89,7 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
     let values = [
         ("model", plan.context().model.name().into()),
         ("machine", plan.context().hardware.name().into()),
-        ("system", system.to_string()),
+        ("system", name.to_owned()),
         ("ranks", settings.ranks.to_string()),
         ("table", settings.table()),
     ];
@@ -81,9 +113,9 @@ fn check_drives(plan: &Plan, mounted: bool, faults: &mut Faults) {
         .filter(|stage| context.trains(stage.layers))
         .map(|stage| stage.state)
         .collect();
-    let (what, hint) = if !matches!(placement.system, System::Fsdp | System::ZeroInfinity) {
+    let (what, hint) = if !placement.shards_parameters() {
         let what = if state { "optimizer state" } else { "parameters" };
-        let what = format!("DeepSpeed keeps no {what} of `{}` on a drive", placement.system);
+        let what = format!("DeepSpeed keeps no {what} of `{}` on a drive", placement.name());
         (what, "nearest: `--system zero-infinity`")
     } else if drives.len() > 1 {
         let what = "DeepSpeed keeps the optimizer state of all layers on one drive, and the plan that of some";
@@ -103,7 +135,7 @@ fn check_drives(plan: &Plan, mounted: bool, faults: &mut Faults) {
 
 /// DeepSpeed's configuration (`deepspeed/runtime/config.py`, `zero/config.py`). The train batch is
 /// left out: it follows from microbatch, accumulation and the number of processes.
-fn config(plan: &Plan, settings: &Sharded, nvme: Option<&str>) -> Value {
+fn config(plan: &Plan, (zero, settings): (Zero, &Sharded), nvme: Option<&str>) -> Value {
     let (context, placement) = (plan.context(), plan.placement());
     let workload = context.workload();
     let mut config = Map::new();
@@ -118,7 +150,7 @@ fn config(plan: &Plan, settings: &Sharded, nvme: Option<&str>) -> Value {
     if let Some(clip) = workload.clip_norm {
         config.insert("gradient_clipping".into(), json!(f64::from(clip)));
     }
-    config.insert("zero_optimization".into(), zero(plan, settings, nvme));
+    config.insert("zero_optimization".into(), zero_section(plan, (zero, settings), nvme));
     if nvme.is_some() {
         // DeepSpeed's own defaults for asynchronous reads and writes.
         let aio = json!({ "block_size": 1_048_576, "queue_depth": 8, "single_submit": false, "overlap_events": true });
@@ -129,14 +161,14 @@ fn config(plan: &Plan, settings: &Sharded, nvme: Option<&str>) -> Value {
 }
 
 /// The section on ZeRO: where shards are, and how much is gathered ahead.
-fn zero(plan: &Plan, settings: &Sharded, nvme: Option<&str>) -> Value {
+fn zero_section(plan: &Plan, (zero, settings): (Zero, &Sharded), nvme: Option<&str>) -> Value {
     let (context, placement) = (plan.context(), plan.placement());
     let parameters = |layers: spipe_base::LayerRange| -> u64 {
         layers.iter().map(|layer| context.model.layers()[layer].parameters).sum()
     };
     let largest = placement.stages.iter().map(|stage| parameters(stage.layers)).max().unwrap_or(1).max(1);
     let host = json!({ "device": "cpu", "pin_memory": true });
-    if placement.system == System::ZeroOffload {
+    let Zero::Three { streams } = zero else {
         // Gradients leave layer by layer: a bucket holds those of the largest layer.
         let layers = context.model.layers();
         let bucket = layers.iter().map(|layer| layer.parameters).max().unwrap_or(1);
@@ -148,18 +180,18 @@ fn zero(plan: &Plan, settings: &Sharded, nvme: Option<&str>) -> Value {
             "reduce_bucket_size": bucket,
             "allgather_bucket_size": bucket,
         });
-    }
+    };
     let gathered = settings.prefetch + 1;
-    let mut zero = Map::new();
-    zero.insert("stage".into(), json!(3));
-    zero.insert("overlap_comm".into(), json!(true));
-    zero.insert("contiguous_gradients".into(), json!(true));
-    zero.insert("reduce_bucket_size".into(), json!(largest));
-    zero.insert("stage3_prefetch_bucket_size".into(), json!(largest * settings.prefetch));
-    zero.insert("stage3_max_live_parameters".into(), json!(largest * gathered));
-    zero.insert("stage3_max_reuse_distance".into(), json!(largest * gathered));
-    zero.insert("stage3_param_persistence_threshold".into(), json!(0));
-    zero.insert("sub_group_size".into(), json!(largest));
+    let mut section = Map::new();
+    section.insert("stage".into(), json!(3));
+    section.insert("overlap_comm".into(), json!(true));
+    section.insert("contiguous_gradients".into(), json!(true));
+    section.insert("reduce_bucket_size".into(), json!(largest));
+    section.insert("stage3_prefetch_bucket_size".into(), json!(largest * settings.prefetch));
+    section.insert("stage3_max_live_parameters".into(), json!(largest * gathered));
+    section.insert("stage3_max_reuse_distance".into(), json!(largest * gathered));
+    section.insert("stage3_param_persistence_threshold".into(), json!(0));
+    section.insert("sub_group_size".into(), json!(largest));
     // Of each parameter AdamW has a master copy, two moments and a gradient.
     let optimizer = |path| json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": 4 });
     let parameters = |path| json!({ "device": "nvme", "nvme_path": path, "pin_memory": true, "buffer_count": gathered + 1, "buffer_size": largest });
@@ -167,11 +199,11 @@ fn zero(plan: &Plan, settings: &Sharded, nvme: Option<&str>) -> Value {
     let kept = [keeps_parameters_on_drives(&context, placement), keeps_state_on_drives(placement)];
     let kept = if kept == [false; 2] { [true; 2] } else { kept };
     let [parameters_on, state_on] = kept.map(|on_drive| nvme.filter(|_| on_drive));
-    if placement.system == System::ZeroInfinity {
-        zero.insert("offload_param".into(), parameters_on.map_or_else(|| host.clone(), parameters));
+    if streams {
+        section.insert("offload_param".into(), parameters_on.map_or_else(|| host.clone(), parameters));
     }
-    if placement.system == System::ZeroInfinity || settings.offloads || state_on.is_some() {
-        zero.insert("offload_optimizer".into(), state_on.map_or(host, optimizer));
+    if settings.offloads || state_on.is_some() {
+        section.insert("offload_optimizer".into(), state_on.map_or(host, optimizer));
     }
-    Value::Object(zero)
+    Value::Object(section)
 }

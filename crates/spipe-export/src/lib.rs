@@ -11,6 +11,8 @@
 //! An export is a pure function of the plan: the files of the folder, and warnings about what runs
 //! otherwise than planned. What an engine cannot express is refused, with the reason and the
 //! nearest plan that can be exported. The scripts are in `templates/`, as they are run.
+//!
+#![doc = include_str!("../README.md")]
 
 mod calibration;
 mod chakra;

@@ -52,7 +52,7 @@ impl Sharded {
     pub fn new(plan: &Plan, network: &Network) -> Self {
         let (context, placement) = (plan.context(), plan.placement());
         let workload = context.workload();
-        let gpus = placement.participants(context.hardware);
+        let gpus = placement.replicas();
         let devices = if gpus.is_empty() { placement.devices() } else { gpus };
         let real = |id| {
             let device = &context.hardware.devices()[id];

@@ -8,7 +8,7 @@ use spipe_cost::{Mode, Workload};
 use spipe_export::{Folder, deepspeed, fingerprint, fsdp, torch};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Knobs, Placement, Plan, Stage, System};
+use spipe_plan::{Knob, Placement, Plan, Stage, System};
 use spipe_schedule::Order;
 
 const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"m\"\nvocabulary = 64\nseq-len = 16\nhidden = 32\n\
@@ -45,7 +45,7 @@ fn workload() -> Workload {
 }
 
 /// A plan with a stage for each device, and equal numbers of layers.
-fn plan(system: System, devices: &[&str], change: &dyn Fn(Stage, &Hardware) -> Stage, knobs: Knobs) -> Plan {
+fn plan(system: System, devices: &[&str], change: &dyn Fn(Stage, &Hardware) -> Stage, knobs: &[(Knob, u64)]) -> Plan {
     let (model, hardware) = (Model::from_toml("m.toml", MODEL).unwrap(), machine());
     let (layers, count) = (model.layers().len(), devices.len());
     let stage = |(index, name): (usize, &&str)| {
@@ -53,7 +53,7 @@ fn plan(system: System, devices: &[&str], change: &dyn Fn(Stage, &Hardware) -> S
         change(Stage::new(hardware.device(name).unwrap(), range.unwrap()), &hardware)
     };
     let stages: Vec<Stage> = devices.iter().enumerate().map(stage).collect();
-    let placement = Placement::new(system, stages).with_knobs(knobs);
+    let placement = Placement::new(system, stages).with_options(knobs);
     Plan::new(model, hardware.clone(), workload(), placement).unwrap_or_else(|faults| panic!("{faults}"))
 }
 
@@ -67,7 +67,7 @@ fn settings(folder: &Folder) -> Value {
 
 #[test]
 fn a_pipeline_has_its_order_and_a_process_per_device() {
-    let folder = torch(&plan(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same, Knobs::default()), None).unwrap();
+    let folder = torch(&plan(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same, &[]), None).unwrap();
     let order = "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n";
     assert_eq!(folder.files["schedule.csv"], order);
     let settings = settings(&folder);
@@ -87,9 +87,9 @@ fn a_pipeline_has_its_order_and_a_process_per_device() {
 #[test]
 fn the_host_steps_where_the_plan_says_so_and_mixed_pipelines_are_called_untested() {
     let on_host = |stage: Stage, hardware: &Hardware| stage.with_optimizer_on(hardware.device("cpu0").unwrap());
-    let folder = torch(&plan(System::ZeroOffload, &["gpu0"], &on_host, Knobs::default()), None).unwrap();
+    let folder = torch(&plan(System::ZeroOffload, &["gpu0"], &on_host, &[]), None).unwrap();
     assert_eq!(settings(&folder)["stages"][0]["optimizer-on-host"], true);
-    let folder = torch(&plan(System::Hybrid, &["gpu0", "cpu0"], &same, Knobs::default()), None).unwrap();
+    let folder = torch(&plan(System::Hybrid, &["gpu0", "cpu0"], &same, &[]), None).unwrap();
     assert!(folder.warnings.to_string().contains("untested on a GPU"), "{}", folder.warnings);
     assert_eq!(settings(&folder)["ranks"][1]["kind"], "cpu");
 }
@@ -97,7 +97,7 @@ fn the_host_steps_where_the_plan_says_so_and_mixed_pipelines_are_called_untested
 #[test]
 fn recomputed_stages_with_split_backwards_are_fused() {
     let recomputed = |stage: Stage, _: &Hardware| stage.with_recomputed(1);
-    let plan = plan(System::ZbH1, &["gpu0", "gpu1"], &recomputed, Knobs::default());
+    let plan = plan(System::ZbH1, &["gpu0", "gpu1"], &recomputed, &[]);
     let folder = torch(&plan, None).unwrap();
     let order: Order = folder.files["schedule.csv"].parse().unwrap();
     let text = order.to_string();
@@ -108,7 +108,7 @@ fn recomputed_stages_with_split_backwards_are_fused() {
 #[test]
 fn plans_of_another_system_device_or_choice_have_other_fingerprints() {
     let of = |system: System, devices: &[&str], change: &dyn Fn(Stage, &Hardware) -> Stage| {
-        fingerprint(&plan(system, devices, change, Knobs::default()))
+        fingerprint(&plan(system, devices, change, &[]))
     };
     let own = of(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same);
     assert_eq!(own, of(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same));
@@ -124,7 +124,7 @@ fn plans_of_another_system_device_or_choice_have_other_fingerprints() {
 
 #[test]
 fn an_order_of_ones_own_is_checked_against_the_plan() {
-    let plan = plan(System::Gpipe, &["gpu0", "gpu1"], &same, Knobs::default());
+    let plan = plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[]);
     let own: Order = "0F0,0F1,0F2,0F3,0B3,0B2,0B1,0B0\n1F0,1F1,1F2,1F3,1B3,1B2,1B1,1B0\n".parse().unwrap();
     assert_eq!(torch(&plan, Some(&own)).unwrap().files["schedule.csv"], own.to_string());
     let say = |text: &str| torch(&plan, Some(&text.parse().unwrap())).unwrap_err().to_string();
@@ -138,31 +138,41 @@ fn an_order_of_ones_own_is_checked_against_the_plan() {
 fn plans_that_cannot_be_expressed_are_refused_with_the_nearest_that_can() {
     let streamed = |stage: Stage, hardware: &Hardware| stage.with_weights_in(hardware.memory("dram0").unwrap());
     let on_host = |stage: Stage, hardware: &Hardware| stage.with_optimizer_on(hardware.device("cpu0").unwrap());
-    let leave = Knobs { gradients_leave: true, ..Knobs::default() };
+    let leave = &[(Knob::GradientsLeave, 1)];
     let cases: [(Plan, &str, &str); 4] = [
-        (
-            plan(System::Mobius, &["gpu0", "gpu1"], &streamed, Knobs::default()),
-            "streamed from the host",
-            "zero-offload",
-        ),
-        (plan(System::ZeroOffloadDelayed, &["gpu0"], &on_host, Knobs::default()), "one iteration old", "zero-offload"),
+        (plan(System::Mobius, &["gpu0", "gpu1"], &streamed, &[]), "streamed from the host", "zero-offload"),
+        (plan(System::ZeroOffloadDelayed, &["gpu0"], &on_host, &[]), "one iteration old", "zero-offload"),
         (plan(System::ZeroOffload, &["gpu0"], &on_host, leave), "with each microbatch", "without `gradients-leave`"),
-        (plan(System::Fsdp, &["gpu0", "gpu0"], &same, Knobs::default()), "no pipeline", "spipe export fsdp"),
+        (plan(System::Fsdp, &["gpu0", "gpu0"], &same, &[]), "no pipeline", "spipe export fsdp"),
     ];
     for (plan, reason, nearest) in &cases {
         let said = torch(plan, None).unwrap_err().to_string();
         assert!(said.contains(reason) && said.contains(nearest), "{said}");
     }
-    let said = fsdp(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, Knobs::default())).unwrap_err().to_string();
+    let said = fsdp(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[])).unwrap_err().to_string();
     assert!(said.contains("use `spipe export torch`"), "{said}");
-    let said =
-        deepspeed(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, Knobs::default()), None).unwrap_err().to_string();
+    let said = deepspeed(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[]), None).unwrap_err().to_string();
     assert!(said.contains("is none of DeepSpeed's"), "{said}");
+}
+
+/// ZeRO-Offload is an answer, whatever the name of the plan; over two GPUs it would have other layers on each.
+#[test]
+fn deepspeed_takes_steps_on_the_host_of_one_gpu() {
+    let on_host = |stage: Stage, hardware: &Hardware| stage.with_optimizer_on(hardware.device("cpu0").unwrap());
+    for system in [System::ZeroOffload, System::OneForwardOneBackward] {
+        let folder = deepspeed(&plan(system, &["gpu0"], &on_host, &[]), None).unwrap();
+        let config: Value = serde_json::from_str(&folder.files["ds_config.json"]).unwrap();
+        assert_eq!(config["zero_optimization"]["stage"], 2, "{config}");
+        let said = deepspeed(&plan(system, &["gpu0", "gpu1"], &on_host, &[]), None).unwrap_err().to_string();
+        assert!(said.contains("a pipeline of 2 devices"), "{said}");
+    }
+    let here = deepspeed(&plan(System::OneForwardOneBackward, &["gpu0"], &same, &[]), None).unwrap_err().to_string();
+    assert!(here.contains("is none of DeepSpeed's"), "{here}");
 }
 
 #[test]
 fn deepspeed_gathers_as_far_ahead_as_the_plan() {
-    let knobs = Knobs { resident: Some(3), ..Knobs::default() };
+    let knobs = &[(Knob::Resident, 3)];
     let plan = plan(System::Fsdp, &["gpu0"; 4], &same, knobs);
     let folder = deepspeed(&plan, None).unwrap();
     let config: Value = serde_json::from_str(&folder.files["ds_config.json"]).unwrap();

@@ -24,6 +24,8 @@
 //! assert!(fault.to_string().contains("run `one`"));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+#![doc = include_str!("../README.md")]
 
 mod constants;
 mod file;

@@ -8,6 +8,8 @@
 //!
 //! Nothing here plans: how long a job takes is an argument of its cost. Ages of prices count up to a
 //! date that the caller states; nothing reads the clock or a network.
+//!
+#![doc = include_str!("../README.md")]
 
 mod catalogue;
 mod check;

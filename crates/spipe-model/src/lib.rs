@@ -24,46 +24,33 @@
 //! assert_eq!(kept, Bytes::mib(32));
 //! # Ok::<(), spipe_base::Faults>(())
 //! ```
+//!
+#![doc = include_str!("../README.md")]
 
-mod adapted;
+mod adapters;
 mod architecture;
 mod block;
-mod block_memory;
-mod block_modulation;
-mod block_operations;
-mod block_parts;
-mod block_work;
-mod check;
-mod counted;
-mod encoder;
-mod ends;
-mod file;
-mod hugging_face;
 mod layer;
-mod lora;
 mod model;
-mod op;
-mod operation;
 mod precision;
-mod profiled;
-mod shard;
-mod shipped;
+mod read;
 mod unet;
+mod work;
 
-pub use architecture::{Architecture, Profiled, ProfiledGroup, TextTower, Transformer, TwoTowers, Vision, VisionEnd};
-pub use block::{Block, Experts, Latent, Mlp, Modulation, Norm, NormPlaces, Positions, QkNorm};
-pub use block_parts::Linear;
-pub use counted::{Counted, CountedPart};
-pub use encoder::{Encoder, EncoderEnd, EncoderHead};
-pub use ends::{Contrast, Embedding, Head, PatchEmbedding, Projection};
-pub use file::schema;
-pub use hugging_face::{Adapter, Component, components};
-pub use layer::{Layer, LayerKind};
-pub use lora::{Adaptation, Adapted, Lora, Matrix, Tensor};
+pub use adapters::{Adaptation, Adapted, Lora, Matrix, Tensor};
+pub use architecture::{
+    Architecture, Counted, CountedPart, Encoder, Profiled, ProfiledGroup, TextTower, Transformer, TwoTowers, Vision,
+    VisionEnd,
+};
+pub use block::{
+    Block, Experts, Latent, Linear, Mlp, Modulation, Norm, NormPlaces, Operation, Operations, Positions, QkNorm,
+};
+pub use layer::{
+    Contrast, Embedding, EncoderEnd, EncoderHead, Head, Layer, LayerKind, PatchEmbedding, ProfiledLayer, ProfiledTime,
+    Projection,
+};
 pub use model::{Imported, Model, Tie};
-pub use op::{LayerWork, Op};
-pub use operation::{Operation, Operations};
 pub use precision::{Attention, Batch, Precision, Recompute};
-pub use profiled::{ProfiledLayer, ProfiledTime};
-pub use shipped::shipped;
+pub use read::{Adapter, Component, components, schema, shipped};
 pub use unet::{Condition, Convolution, Denoising, Level, Unet, UnetLayer};
+pub use work::{LayerWork, Op};

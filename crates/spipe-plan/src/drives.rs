@@ -84,7 +84,7 @@ pub fn with_parameters_on(placement: &Placement, drive: MemoryId) -> Option<Plac
     for stage in moved.stages.iter_mut().chain(moved.backward.iter_mut()).filter(streams) {
         (stage.weights, any) = (Weights::Streamed(drive), true);
     }
-    (any && placement.system.streams_from_drives()).then_some(moved)
+    (any && placement.system.streams_from_drives() && !placement.is_pipeline()).then_some(moved)
 }
 
 /// Whether anything of a placement is on a drive.

@@ -1,6 +1,6 @@
 //! The streamed parameters on a device: k units are resident, and k′ are exchanged at a time.
 
-use crate::{Placement, System};
+use crate::{OrderKind, Placement};
 use spipe_base::Bytes;
 use std::ops::Range;
 
@@ -28,18 +28,18 @@ pub struct ExchangePolicy {
 impl ExchangePolicy {
     /// The policy of a placement.
     pub fn of(placement: &Placement) -> Self {
-        let (units, knobs) = (placement.stages.len(), &placement.knobs);
+        let units = placement.stages.len();
         let most = |count: Option<u64>, unless: usize| count.map_or(unless, |count| count as usize).min(units);
-        let (resident, swap) = match placement.system {
-            System::Superpipeline => {
-                let resident = most(knobs.resident, 2);
-                (resident, most(knobs.swap, 1).min(resident))
-            }
-            System::NaiveSwap => {
-                let resident = most(knobs.resident, 1);
+        let (resident, swap) = match placement.order {
+            OrderKind::Rounds(exchange) if exchange.without_overlap => {
+                let resident = most(exchange.resident, 1);
                 (resident, resident)
             }
-            // Double buffering: one stage computes while the next one arrives.
+            // By default double buffering: one stage computes while the next one arrives.
+            OrderKind::Rounds(exchange) => {
+                let resident = most(exchange.resident, 2);
+                (resident, most(exchange.swap, 1).min(resident))
+            }
             _ => (2, 1),
         };
         Self { resident, swap, coupled: placement.backward.is_empty() }

@@ -1,8 +1,8 @@
 //! Plan files: JSON that contains the plan with its model and machine.
 
 use crate::{
-    ExpectedError, Gain, Incumbent, Knobs, Layout, MemoryParts, Outcome, OutcomeStatus, Placement, Plan, SearchRecord,
-    StageFile, System,
+    ExpectedError, Gain, GradientsLeave, Incumbent, Knob, Layout, MemoryParts, MeshFile, Offload, OrderKind, Outcome,
+    OutcomeStatus, Placement, Plan, SearchRecord, StageFile, System, Update,
 };
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
@@ -12,7 +12,10 @@ use spipe_model::{Lora, Model};
 use std::collections::BTreeMap;
 
 /// The version that plan files carry.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
+
+/// The version before, which is read: it has `knobs` instead of answers.
+const LAST_VERSION: u32 = 1;
 
 /// A copy of an input file, so that a plan keeps its meaning when the file changes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -24,17 +27,47 @@ pub struct Embedded {
     pub toml: String,
 }
 
+/// The value of an option in files of version 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(untagged)]
+pub enum Setting {
+    /// Of a switch.
+    Switch(bool),
+    /// Of all others.
+    Number(u64),
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 /// The content of a plan file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct PlanFile {
     /// The version of this format.
     pub format_version: u32,
-    /// The system that schedules the stages.
+    /// The preset that the answers fit, or `mixed`.
     pub system: System,
-    /// The options of the system.
-    #[serde(default)]
-    pub knobs: Knobs,
+    /// The replicas, and what is divided among them; by default one replica, or one on each GPU if the system shards
+    /// parameters.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mesh: Option<MeshFile>,
+    /// The order in which devices compute; by default that of the system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub order: Option<OrderKind>,
+    /// The time of optimizer steps; by default that of the system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub update: Option<Update>,
+    /// The time at which gradients leave for hosts that run steps.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub gradients_leave: GradientsLeave,
+    /// The copies of offloaded activations; by default those of the system.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<Offload>,
+    /// The options of the system in files of version 1.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub knobs: BTreeMap<Knob, Setting>,
     /// The workload of one iteration.
     pub workload: Workload,
     /// The stages, in model order.
@@ -125,9 +158,9 @@ impl Plan {
     /// Every fault of the text and of the placement, with its position.
     pub fn from_json(file: &str, text: &str) -> Result<Self, Faults> {
         let parsed: PlanFile = serde_json::from_str(text).map_err(|error| json_fault(file, text, &error))?;
-        if parsed.format_version != FORMAT_VERSION {
+        if !(LAST_VERSION..=FORMAT_VERSION).contains(&parsed.format_version) {
             return Err(Diagnostic::error(format!(
-                "the plan has format version {}, this program reads version {FORMAT_VERSION}",
+                "the plan has format version {}, this program reads versions {LAST_VERSION} and {FORMAT_VERSION}",
                 parsed.format_version
             ))
             .at(Position { file: file.into(), line: 1, column: 1 })
@@ -170,7 +203,12 @@ impl Plan {
         PlanFile {
             format_version: FORMAT_VERSION,
             system: self.placement.system,
-            knobs: self.placement.knobs,
+            mesh: MeshFile::of(&self.placement.mesh, &self.hardware),
+            order: Some(self.placement.order),
+            update: Some(self.placement.update),
+            gradients_leave: self.placement.gradients_leave,
+            offload: Some(self.placement.offload).filter(|offload| *offload != Offload::default()),
+            knobs: BTreeMap::new(),
             workload: *self.cost.workload(),
             stages: self.placement.stages.iter().map(|stage| StageFile::of(stage, &self.hardware)).collect(),
             backward: self.placement.backward.iter().map(|stage| StageFile::of(stage, &self.hardware)).collect(),
@@ -262,7 +300,90 @@ fn place(file: &str, text: &str, parsed: &PlanFile, hardware: &Hardware) -> Resu
     }
     faults.or(())?;
     let backward = stages.split_off(parsed.stages.len());
-    Ok(Placement::new(parsed.system, stages).with_knobs(parsed.knobs).with_backward(backward))
+    let placement = Placement::new(parsed.system, stages).with_backward(backward);
+    let found = answered(parsed, hardware, placement);
+    found.map_err(|(key, fault)| {
+        let offset = text.find(&format!("\"{key}\":")).unwrap_or(0);
+        fault.at(spipe_base::position_of(file, text, offset)).into()
+    })
+}
+
+/// `placement` with the answers of a file; otherwise the fault, and the key at which it is.
+fn answered(
+    parsed: &PlanFile,
+    hardware: &Hardware,
+    placement: Placement,
+) -> Result<Placement, (&'static str, Diagnostic)> {
+    let system = parsed.system;
+    if parsed.format_version == LAST_VERSION {
+        return of_knobs(parsed, hardware, placement);
+    }
+    if !parsed.knobs.is_empty() {
+        let hint = "set options in `order`, `update`, `gradients-leave` and `offload`";
+        return Err(("knobs", Diagnostic::error("plans of format version 2 have no `knobs`").hint(hint)));
+    }
+    if let (System::Mixed, None, _) | (System::Mixed, _, None) = (system, parsed.order, parsed.update) {
+        let hint = "`spipe schema plan` prints what they may be; plans of every system have both";
+        let fault = Diagnostic::error("a plan of no preset needs its `order` and its `update`").hint(hint);
+        return Err(("system", fault));
+    }
+    let placement = match &parsed.mesh {
+        Some(mesh) => {
+            let unknown = |name| {
+                ("mesh", Diagnostic::error(format!("`{name}` of the mesh is no device of `{}`", hardware.name())))
+            };
+            Placement { mesh: mesh.resolve(hardware).map_err(unknown)?, ..placement }
+        }
+        None => placement,
+    };
+    let all = placement.shards_parameters() && placement.mesh.replicas.is_empty();
+    let placement = if all { placement.over_gpus(hardware, None) } else { placement };
+    Ok(Placement {
+        order: parsed.order.unwrap_or(placement.order),
+        update: parsed.update.unwrap_or(placement.update),
+        gradients_leave: parsed.gradients_leave,
+        offload: parsed.offload.unwrap_or(placement.offload),
+        ..placement
+    })
+}
+
+/// `placement` with the options of a file of version 1.
+fn of_knobs(
+    parsed: &PlanFile,
+    hardware: &Hardware,
+    mut placement: Placement,
+) -> Result<Placement, (&'static str, Diagnostic)> {
+    let mut shards = None;
+    for (knob, setting) in &parsed.knobs {
+        let value = match setting {
+            Setting::Switch(on) if knob.is_switch() => u64::from(*on),
+            Setting::Number(number) if !knob.is_switch() => *number,
+            _ => {
+                let kind = if knob.is_switch() { "true or false" } else { "a number" };
+                return Err(("knobs", Diagnostic::error(format!("the knob `{knob}` is not {kind}"))));
+            }
+        };
+        let no_head_start = *knob == Knob::HeadStart && value == 0;
+        let off = knob.is_switch() && value == 0;
+        if !knob.is_of(parsed.system) && !no_head_start && !off {
+            let message = format!("system `{}` has no {}", parsed.system, knob.noun());
+            return Err(("knobs", Diagnostic::error(message)));
+        }
+        match knob {
+            Knob::Shards => shards = Some(value),
+            _ if knob.is_of(parsed.system) => placement = placement.with(*knob, value),
+            _ => {}
+        }
+    }
+    if !placement.shards_parameters() {
+        return Ok(placement);
+    }
+    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+    if let Some(shards) = shards.filter(|shards| !(1..=gpus).contains(shards)) {
+        let message = format!("the plan has {shards} shards, but `{}` has {gpus} GPUs", hardware.name());
+        return Err(("knobs", Diagnostic::error(message).hint(format!("use between 1 and {gpus}"))));
+    }
+    Ok(placement.over_gpus(hardware, shards))
 }
 
 /// The position of the `index`th stage: that of the `index`th `"device"` key after `"stages"`.

@@ -13,6 +13,8 @@
 //!
 //! [`footprint()`] is the only memory count of the project. Planners optimise under it, the checker
 //! tests it, and lowering adds precedences such that the simulated peak does not exceed it.
+//!
+#![doc = include_str!("../README.md")]
 
 mod answers;
 mod check;
@@ -23,15 +25,17 @@ mod file;
 mod footprint;
 mod knob;
 mod layout;
+mod mesh;
 mod placement;
 mod plan;
+mod preset;
 mod remarks;
 mod stage;
 mod stage_file;
 mod system;
 mod window;
 
-pub use answers::{OrderKind, Update, Vee};
+pub use answers::{Dealing, Exchange, GradientsLeave, Offload, OrderKind, Update, Vee};
 pub use check::{check, check_shape};
 pub use context::Context;
 pub use drives::{
@@ -48,13 +52,15 @@ pub use footprint::{
 };
 pub use knob::Knob;
 pub use layout::{Layout, LayoutPart};
-pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Knobs, Placement};
+pub use mesh::{FEWEST_RESIDENT, Mesh, MeshFile, Sharding, Team};
+pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Placement};
 pub use plan::{ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord};
+pub use preset::Preset;
 pub use remarks::{
     Executed, beyond_execution, beyond_export, beyond_plain_training, contrast_remark, estimate_remark,
     fullness_remarks, hybrid_remarks, precision_remark, prompt_remark,
 };
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
-pub use system::{Dealing, Family, System};
+pub use system::System;
 pub use window::{Use, Window, gathers, round};

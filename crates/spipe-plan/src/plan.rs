@@ -175,7 +175,7 @@ impl Plan {
     pub fn devices(&self) -> BTreeSet<DeviceId> {
         let (context, placement) = (self.context(), &self.placement);
         let shared = placement.shards_parameters();
-        let computing = placement.computing(&self.hardware);
+        let computing = placement.computing();
         let mut devices: BTreeSet<DeviceId> = computing.iter().copied().collect();
         let trains = context.workload().mode == Mode::Train;
         for stage in placement.all_stages().filter(|stage| trains && context.trains(stage.layers)) {

@@ -1,10 +1,11 @@
-//! Systems and families.
+//! Systems: the names of presets.
 
+use crate::{Dealing, Preset, Sharding, preset::TABLE};
 use serde::{Deserialize, Serialize};
 use std::{fmt, str::FromStr};
 
-/// A way to train or run a model on a machine. It fixes the order in which devices compute, and the
-/// data that moves between memories.
+/// A way to train or run a model on a machine that has a name. Its row in the table of presets fixes
+/// some answers and leaves others to the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum System {
@@ -70,45 +71,12 @@ pub enum System {
     GpuOnly,
     /// Everything on CPU sockets.
     CpuOnly,
-}
-
-/// A group of systems with the same way of moving data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Parameters stay on the device of their stage, and microbatches flow through the stages.
-    Pipeline,
-    /// Parameters are streamed from the host; a device runs all microbatches of a stage before its
-    /// next stage.
-    Streamed,
-    /// Every device runs all layers on its own microbatches; parameters are sharded and gathered
-    /// from all devices.
-    Sharded,
-}
-
-/// How stages are assigned to devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dealing {
-    /// One run of consecutive stages per device.
-    Single,
-    /// Stage s on device s mod p.
-    RoundRobin,
-    /// Two stages per device, down the devices and up again: stages s and 2p − 1 − s share a
-    /// device.
-    Vee,
+    /// Answers that fit none of the others. No planner looks for such plans; files have them.
+    Mixed,
 }
 
 impl System {
-    /// Returns the name of the runtime that executes the system on GPUs, if it is a framework's: the
-    /// others leave choices to the plan that only the runtime `spipe` executes.
-    pub const fn framework(self) -> Option<&'static str> {
-        match self {
-            Self::Fsdp => Some("pytorch"),
-            Self::ZeroOffload | Self::ZeroOffloadDelayed | Self::ZeroInfinity => Some("deepspeed"),
-            _ => None,
-        }
-    }
-
-    /// Every system.
+    /// Every system that planners look for.
     pub const ALL: [Self; 26] = [
         Self::Gpipe,
         Self::OneForwardOneBackward,
@@ -138,116 +106,72 @@ impl System {
         Self::CpuOnly,
     ];
 
+    /// Its row in the table of presets.
+    pub const fn preset(self) -> &'static Preset {
+        &TABLE[self as usize]
+    }
+
     /// Its name on the command line and in files.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Gpipe => "gpipe",
-            Self::OneForwardOneBackward => "1f1b",
-            Self::Hybrid => "hybrid",
-            Self::Interleaved => "interleaved-1f1b",
-            Self::ZbH1 => "zb-h1",
-            Self::ZbH2 => "zb-h2",
-            Self::Zb1p => "zb-1p",
-            Self::Zb2p => "zb-2p",
-            Self::ZbV => "zb-v",
-            Self::VHalf => "v-half",
-            Self::VMin => "v-min",
-            Self::Gis => "gis",
-            Self::GisH => "gis-h",
-            Self::PoH => "po-h",
-            Self::PoF => "po-f",
-            Self::Spipe => "spipe",
-            Self::Mobius => "mobius",
-            Self::Superpipeline => "superpipeline",
-            Self::NaiveSwap => "naive-swap",
-            Self::ZeroOffload => "zero-offload",
-            Self::ZeroOffloadDelayed => "zero-offload-delayed",
-            Self::ZeroInfinity => "zero-infinity",
-            Self::Fsdp => "fsdp",
-            Self::Checkpointing => "checkpointing",
-            Self::GpuOnly => "gpu-only",
-            Self::CpuOnly => "cpu-only",
-        }
+        self.preset().name
     }
 
-    /// The family of the system.
-    pub const fn family(self) -> Family {
-        match self {
-            Self::Spipe | Self::Mobius | Self::Superpipeline | Self::NaiveSwap => Family::Streamed,
-            Self::ZeroInfinity | Self::Fsdp => Family::Sharded,
-            _ => Family::Pipeline,
-        }
+    /// Returns the name of the runtime that executes the system on GPUs, if it is a framework's: the
+    /// others leave choices to the plan that only the runtime `spipe` executes.
+    pub const fn framework(self) -> Option<&'static str> {
+        self.preset().framework
     }
 
-    /// How the system assigns stages to devices.
+    /// Whether parameters stay on the device of their stage, and microbatches flow through the stages.
+    pub const fn is_pipeline(self) -> bool {
+        self.preset().order.is_pipeline() && !self.shards_parameters()
+    }
+
+    /// Whether parameters are divided among replicas.
+    pub const fn shards_parameters(self) -> bool {
+        matches!(self.preset().sharding, Sharding::Parameters { .. })
+    }
+
+    /// How the system's order assigns stages to devices.
     pub const fn dealing(self) -> Dealing {
-        match self {
-            Self::Interleaved | Self::Gis | Self::GisH | Self::PoH | Self::PoF => Dealing::RoundRobin,
-            Self::ZbV | Self::VHalf | Self::VMin => Dealing::Vee,
-            _ => Dealing::Single,
-        }
+        self.preset().order.dealing()
     }
 
     /// Whether all optimizer steps run on the host.
     pub const fn steps_on_host(self) -> bool {
-        matches!(self, Self::ZeroOffload | Self::ZeroOffloadDelayed)
+        self.preset().steps_on_host
     }
 
     /// Whether GPUs behind one switch take turns with their offloads, as in PipeOffload. With other
     /// systems they share the switch.
     pub const fn staggers_offloads(self) -> bool {
-        matches!(self, Self::Gis | Self::GisH | Self::PoH | Self::PoF)
+        self.preset().in_turn
     }
 
     /// Whether the system also runs inference.
     pub const fn infers(self) -> bool {
-        matches!(
-            self,
-            Self::Gpipe
-                | Self::OneForwardOneBackward
-                | Self::Hybrid
-                | Self::Mobius
-                | Self::Superpipeline
-                | Self::NaiveSwap
-                | Self::ZeroInfinity
-                | Self::Fsdp
-                | Self::GpuOnly
-                | Self::CpuOnly
-        )
+        self.preset().infers
     }
 
     /// Whether some stages may keep their parameters on their device while others are streamed.
     pub const fn may_keep(self) -> bool {
-        matches!(self, Self::Mobius | Self::Superpipeline)
+        self.preset().may_keep
     }
 
     /// Whether parameters may be streamed from a drive.
     pub const fn streams_from_drives(self) -> bool {
-        matches!(self.family(), Family::Streamed) || matches!(self, Self::ZeroInfinity)
+        self.preset().may_stream
     }
 
     /// Whether optimizer steps use stale gradients, so that losses differ from those of plain
     /// training.
     pub const fn is_stale(self) -> bool {
-        matches!(self, Self::ZeroOffloadDelayed)
+        matches!(self.preset().update, crate::Update::Delayed)
     }
 
     /// Whether the system splits the backward into gradients of inputs and gradients of weights.
     pub const fn splits_backward(self) -> bool {
-        matches!(
-            self,
-            Self::ZbH1
-                | Self::ZbH2
-                | Self::Zb1p
-                | Self::Zb2p
-                | Self::ZbV
-                | Self::VHalf
-                | Self::VMin
-                | Self::Gis
-                | Self::GisH
-                | Self::PoH
-                | Self::PoF
-        )
+        self.preset().order.splits_backward()
     }
 }
 
@@ -278,5 +202,7 @@ mod tests {
             assert_eq!(serde_json::to_string(&system).unwrap(), format!("\"{system}\""));
             assert_eq!(system.name().parse(), Ok(system));
         }
+        assert_eq!(serde_json::to_string(&System::Mixed).unwrap(), "\"mixed\"");
+        assert!("mixed".parse::<System>().is_err(), "no planner looks for it");
     }
 }

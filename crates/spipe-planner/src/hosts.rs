@@ -5,7 +5,7 @@
 //! cores and DRAM would be idle where all GPUs are near the first.
 
 use spipe_base::{DeviceId, MemoryId, StageId};
-use spipe_plan::{Context, Family, Footprint, Placement, Stage, Weights, check, footprint, needed};
+use spipe_plan::{Context, Footprint, Placement, Stage, Weights, check, footprint, needed};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most hosts among which a GPU has a choice: the NUMA nodes of two sockets of four each.
@@ -67,7 +67,7 @@ pub(crate) fn fits(context: &Context<'_>, placement: &Placement) -> bool {
 /// so that all sockets work at the same time. `None` if nothing moves.
 pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
     let choice = |stage: &Stage| socket_of(context, stage).is_some() && sockets(context, stage.device).len() > 1;
-    if placement.system.family() == Family::Sharded || !placement.all_stages().any(choice) {
+    if placement.shards_parameters() || !placement.all_stages().any(choice) {
         return None;
     }
     let mut all: Vec<DeviceId> = context.cost.devices().filter(|device| context.is_cpu(*device)).collect();

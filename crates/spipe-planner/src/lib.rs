@@ -77,7 +77,8 @@ mod runner;
 
 pub use candidates::candidates;
 pub use feasibility::closest::refusal_of;
-pub use feasibility::shortage::{enough_in_total, listed};
+pub use feasibility::names::listed;
+pub use feasibility::shortage::enough_in_total;
 pub use improve::readable::{readable, runs_of_layers};
 pub use problem::{
     Claim, Considered, Effort, Evaluator, LARGEST_HEAD_START, MOST_OFFLOAD_SLOTS, Options, PlanError, Planner, Problem,

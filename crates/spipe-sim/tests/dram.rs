@@ -6,7 +6,7 @@ use spipe_base::{ActionKind, LayerRange, Payload, SimTime};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Precision};
-use spipe_plan::{Context, Knobs, Placement, Stage, System};
+use spipe_plan::{Context, Knob, Placement, Stage, System};
 use spipe_schedule::{Program, lower};
 use spipe_sim::{Options, simulate};
 use spipe_trace::Trace;
@@ -18,10 +18,10 @@ fn shipped(list: &[(&str, &'static str)], name: &str) -> &'static str {
 /// GPT-2 with DRAM of the given bandwidth and stages of `on_gpu` layers each on `gpu0`. A socket
 /// has the other layers, or the optimizer if there are none.
 fn run(bandwidth: &str, on_gpu: &[usize]) -> (Program, Trace) {
-    run_with(bandwidth, on_gpu, Knobs::default())
+    run_with(bandwidth, on_gpu, &[])
 }
 
-fn run_with(bandwidth: &str, on_gpu: &[usize], knobs: Knobs) -> (Program, Trace) {
+fn run_with(bandwidth: &str, on_gpu: &[usize], knobs: &[(Knob, u64)]) -> (Program, Trace) {
     let model = Model::from_toml("gpt2", shipped(spipe_model::shipped(), "gpt2")).unwrap();
     let machine = "rtx3090-x4-two-sockets";
     let text = shipped(spipe_hardware::shipped(), machine);
@@ -51,7 +51,7 @@ fn run_with(bandwidth: &str, on_gpu: &[usize], knobs: Knobs) -> (Program, Trace)
         stages.push(Stage::new(socket, LayerRange::new(first.into(), last.into()).unwrap()));
     }
     let system = if hybrid { System::Hybrid } else { System::ZeroOffload };
-    let program = lower(&context, &Placement::new(system, stages).with_knobs(knobs)).unwrap();
+    let program = lower(&context, &Placement::new(system, stages).with_options(knobs)).unwrap();
     let trace = simulate(&program, &Options::default()).trace;
     (program, trace)
 }
@@ -89,7 +89,7 @@ fn a_computing_socket_slows_the_activations_that_reach_it() {
 /// sum and the new gradients are read, and the sum is written.
 #[test]
 fn accumulated_gradients_pass_the_dram_four_times() {
-    let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
+    let knobs = &[(Knob::GradientsLeave, 1)];
     let (program, trace) = run_with("26 GB/s", &[3, 9, 13], knobs);
     // The gradients of the first and the last stage, whose layers are tied, do not leave.
     let stage = program.stages().ids().nth(1);

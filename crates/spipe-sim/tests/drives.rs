@@ -12,7 +12,7 @@ use spipe_base::{ActionKind, Bytes, LayerRange, MemoryId, Payload, SimTime};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Context, Knobs, Placement, Stage, System, check, footprint, needed, with_states_on_drives};
+use spipe_plan::{Context, Knob, Placement, Stage, System, check, footprint, needed, with_states_on_drives};
 use spipe_schedule::lower;
 use spipe_sim::{Options, Simulation, is_ok, simulate};
 use spipe_trace::Span;
@@ -97,9 +97,8 @@ fn a_drive_bounds_the_iteration_by_its_slower_direction() {
         for rates in [["2 GB/s", "1 GB/s"], ["1 GB/s", "2 GB/s"]] {
             let (hardware, model) = (with_drive("64 GiB", rates), model(&[(1, 1, 1); 8], 0));
             let placement = place(&hardware, 8, system, false);
-            let placement = placement
-                .clone()
-                .with_knobs(Knobs { shards: (system == System::ZeroInfinity).then_some(1), ..placement.knobs });
+            let placement =
+                if placement.shards_parameters() { placement.over_gpus(&hardware, Some(1)) } else { placement };
             let (simulation, counted) = run((&model, &hardware, &workload(2, Mode::Train)), &placement);
             assert!(is_ok(&simulation) && simulation.steady, "{system}");
             let (iteration, least) = (simulation.trace.iteration, SimTime::ms(96));
@@ -146,8 +145,7 @@ fn shards_of_parameters_from_a_drive_bound_the_iteration() {
         for shards in [1, 2] {
             let stage = |stage: Stage| if state { stage.with_state_on(drive) } else { stage }.with_weights_in(drive);
             let stages = stages(&hardware, 8, System::ZeroInfinity).into_iter().map(stage);
-            let knobs = Knobs { shards: Some(shards), ..Knobs::default() };
-            let placement = Placement::new(System::ZeroInfinity, stages).with_knobs(knobs);
+            let placement = Placement::new(System::ZeroInfinity, stages).over_gpus(&hardware, Some(shards));
             let (simulation, counted) = run((&model, &hardware, &workload(shards, Mode::Train)), &placement);
             assert!(is_ok(&simulation) && simulation.steady);
             let least = SimTime::ms(20 * read).max(SimTime::ms(10 * written));
@@ -175,7 +173,8 @@ fn parameters_on_a_drive_that_does_not_suit_are_refused() {
     let drive = hardware.memory("nvme0").unwrap();
     for system in [System::OneForwardOneBackward, System::Fsdp] {
         let stages = stages(&hardware, 4, system).into_iter().map(|stage| stage.with_weights_in(drive));
-        let said = check(&context, &Placement::new(system, stages)).unwrap_err().to_string();
+        let over = hardware.device("gpu0").filter(|_| system == System::Fsdp);
+        let said = check(&context, &Placement::new(system, stages).over(over)).unwrap_err().to_string();
         let wanted = format!("streams its parameters from `nvme0`, but system `{system}` does not stream from drives");
         assert!(said.contains(&wanted), "{said}");
     }
@@ -245,13 +244,12 @@ proptest! {
         let hardware = with_drive("256 GiB", [["7 GB/s", "5 GB/s"], ["40 MB/s", "90 MB/s"]][speed]);
         let model = perhaps_tied(&layers, 0, tied);
         let streamed = matches!(system, System::Superpipeline | System::Mobius);
-        let knobs = Knobs {
-            offload_slots: (!streamed).then_some(slots),
-            resident: (system == System::Superpipeline).then_some(resident),
-            swap: (system == System::Superpipeline).then_some(swap.min(resident)),
-            sequential: sequential && system == System::Superpipeline,
-            ..Knobs::default()
-        };
+        let knobs = &[
+            (Knob::OffloadSlots, (!streamed).then_some(slots)),
+            (Knob::Resident, (system == System::Superpipeline).then_some(resident)),
+            (Knob::Swap, (system == System::Superpipeline).then_some(swap.min(resident))),
+            (Knob::Sequential, Some(u64::from(sequential && system == System::Superpipeline))),
+        ];
         let count = model.layers().len();
         let drive = hardware.memory("nvme0").unwrap();
         let devices = ["gpu0", "gpu1"].map(|name| hardware.device(name).unwrap());
@@ -263,7 +261,7 @@ proptest! {
             *stage = if streamed { stage.with_weights_in(drive) } else { stage.with_activations_in(drive) };
         }
         let workload = workload(1 + rounds, Mode::Train);
-        let placement = Placement::new(system, stages).with_knobs(knobs);
+        let placement = Placement::new(system, stages).with_options(knobs);
         let (simulation, [dram, there]) = run((&model, &hardware, &workload), &placement);
         prop_assert!(is_ok(&simulation));
         let peaks = ["dram0", "nvme0"].map(|name| peak(&simulation, name));
@@ -291,14 +289,12 @@ proptest! {
             *stage = if some && index % 3 == 1 { *stage } else { stage.with_weights_in(drive) };
         }
         let workload = perhaps_clipped(clips, workload(rounds * shards, Mode::Train));
-        let knobs = Knobs {
-            shards: Some(shards),
-            resident: Some(resident),
-            urgent_steps: urgent,
-            synchronous_optimizer: synchronous,
-            ..Knobs::default()
-        };
-        let placement = Placement::new(System::ZeroInfinity, stages).with_knobs(knobs);
+        let knobs = &[
+            (Knob::Resident, resident),
+            (Knob::UrgentSteps, u64::from(urgent)),
+            (Knob::SynchronousOptimizer, u64::from(synchronous)),
+        ];
+        let placement = Placement::new(System::ZeroInfinity, stages).with_options(knobs).over_gpus(&hardware, Some(shards));
         let (simulation, [dram, there]) = run((&model, &hardware, &workload), &placement);
         prop_assert!(is_ok(&simulation));
         prop_assert_eq!(peak(&simulation, "nvme0"), there);
@@ -327,13 +323,12 @@ proptest! {
         let sharded = matches!(system, System::ZeroInfinity | System::Fsdp);
         let workload = perhaps_clipped(clips, workload(rounds * shards, Mode::Train));
         let of_pipelines = !matches!(system, System::Superpipeline | System::Mobius);
-        let knobs = Knobs {
-            shards: sharded.then_some(shards),
-            urgent_steps: urgent && of_pipelines,
-            synchronous_optimizer: synchronous && (sharded || system == System::ZeroOffload),
-            ..Knobs::default()
-        };
-        let placement = place(&hardware, model.layers().len(), system, recomputed).with_knobs(knobs);
+        let knobs = &[
+            (Knob::UrgentSteps, Some(u64::from(urgent && of_pipelines))),
+            (Knob::SynchronousOptimizer, Some(u64::from(synchronous && (sharded || system == System::ZeroOffload)))),
+        ];
+        let placement = place(&hardware, model.layers().len(), system, recomputed).with_options(knobs);
+        let placement = if sharded { placement.over_gpus(&hardware, Some(shards)) } else { placement };
         let (simulation, [dram, drive]) = run((&model, &hardware, &workload), &placement);
         prop_assert!(is_ok(&simulation));
         prop_assert_eq!(peak(&simulation, "nvme0"), drive);

@@ -13,8 +13,7 @@ use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Precision};
 use spipe_plan::{
-    Context, Dealing, Family, Footprint, Knob, Knobs, Placement, Stage, StageFootprint, System, Weights, check,
-    footprint_with,
+    Context, Dealing, Footprint, Knob, Placement, Stage, StageFootprint, System, Weights, check, footprint_with,
 };
 use spipe_schedule::{Content, Program, in_flight, lower, order_of};
 use spipe_sim::{Iterations, Options, Simulation, is_ok, simulate};
@@ -63,12 +62,12 @@ fn place(
         }
         stage
     };
-    let knobs = Knobs { head_start: u64::from(system == System::Hybrid), ..Knobs::default() };
-    Some(Placement::new(system, (0..stages).map(stage)).with_knobs(knobs))
+    let knobs = &[(Knob::HeadStart, u64::from(system == System::Hybrid))];
+    Some(Placement::new(system, (0..stages).map(stage)).with_options(knobs))
 }
 
 fn pipelines() -> impl Strategy<Value = System> {
-    let lowered = |system: &System| system.family() == Family::Pipeline;
+    let lowered = |system: &System| system.is_pipeline();
     prop::sample::select(System::ALL.into_iter().filter(lowered).collect::<Vec<_>>())
 }
 
@@ -84,8 +83,7 @@ fn shard(hardware: &Hardware, layers: usize, (devices, streamed): (usize, bool),
         if streamed { stage.with_weights_in(hardware.memory("dram0").unwrap()) } else { stage }
     };
     let system = if streamed { System::ZeroInfinity } else { System::Fsdp };
-    let knobs = Knobs { shards: Some(devices as u64), ..Knobs::default() };
-    Placement::new(system, (0..layers).map(stage)).with_knobs(knobs)
+    Placement::new(system, (0..layers).map(stage)).over_gpus(hardware, Some(devices as u64))
 }
 
 proptest! {
@@ -109,8 +107,12 @@ proptest! {
         let options = StageOptions { recomputed: options.0, offload: false, optimizer_on_socket: options.2 };
         let placement = shard(&hardware, layers.len(), (devices, streamed), options);
         let (urgent_steps, synchronous_optimizer) = (layers[0].1 % 2 == 0, layers[0].2 % 2 == 0);
-        let knobs = Knobs { urgent_steps, synchronous_optimizer, resident, ..placement.knobs };
-        let placement = placement.with_knobs(knobs);
+        let knobs = &[
+            (Knob::UrgentSteps, Some(u64::from(urgent_steps))),
+            (Knob::SynchronousOptimizer, Some(u64::from(synchronous_optimizer))),
+            (Knob::Resident, resident),
+        ];
+        let placement = placement.with_options(knobs);
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let program = lower(&context, &placement).map_err(|faults| TestCaseError::fail(faults.to_string()))?;
         let simulation = simulate(&program, &Options::default());
@@ -213,10 +215,14 @@ proptest! {
         let mut placement = stream(&hardware, layers.len(), (system, devices), recomputed);
         if unit {
             let swap = Some(swap).filter(|_| system == System::Superpipeline);
-            placement = placement.with_knobs(Knobs { resident: Some(resident), swap, write_back, ..Knobs::default() });
+            placement = placement.with_options(&[
+                (Knob::Resident, Some(resident)),
+                (Knob::Swap, swap),
+                (Knob::WriteBack, Some(u64::from(write_back))),
+            ]);
         }
         if system == System::Spipe {
-            placement = placement.with_knobs(Knobs { arithmetic_undo, ..Knobs::default() });
+            placement = placement.with_options(&[(Knob::ArithmeticUndo, u64::from(arithmetic_undo))]);
         }
         if !train && !system.infers() {
             return Ok(());
@@ -265,7 +271,7 @@ fn streamed_parameters_are_counted_once() {
     ] {
         let placement = stream(&hardware, 8, (system, 1), true);
         let swap = Some(1).filter(|_| system == System::Superpipeline);
-        let placement = placement.with_knobs(Knobs { resident, swap, ..Knobs::default() });
+        let placement = placement.with_options(&[(Knob::Resident, resident), (Knob::Swap, swap)]);
         let simulation = simulate(&lower(&context, &placement).unwrap(), &Options::default());
         let gpu = simulation.trace.memories.iter().find(|track| track.name == "gpu0").unwrap();
         let needs = footprint_with(&context, &placement, &|_| unreachable!("the system does not ask"));
@@ -325,9 +331,12 @@ proptest! {
         let urgent_steps = urgent && Knob::UrgentSteps.is_of(system);
         let gradients_leave = urgent && Knob::GradientsLeave.is_of(system);
         let synchronous_optimizer = layers[0].2 % 2 == 0 && Knob::SynchronousOptimizer.is_of(system);
-        let knobs = Knobs { urgent_steps, gradients_leave, synchronous_optimizer, ..placement.knobs };
-        let knobs = Knobs { offload_slots: Some(slots), ..knobs };
-        let placement = Placement { knobs, ..placement };
+        let knobs = &[
+            (Knob::UrgentSteps, u64::from(urgent_steps)),
+            (Knob::GradientsLeave, u64::from(gradients_leave)),
+            (Knob::SynchronousOptimizer, u64::from(synchronous_optimizer)),
+        ];
+        let placement = placement.with_options(knobs).with(Knob::OffloadSlots, slots);
         prop_assert_eq!(check(&context, &placement), Ok(()));
         let Ok(order) = order_of(&context, &placement) else {
             // The system needs more microbatches.
@@ -393,7 +402,8 @@ fn urgent_steps_run_in_the_order_in_which_the_next_iteration_needs_them() {
     for system in [System::OneForwardOneBackward, System::Gpipe, System::ZbH1] {
         let steps = |urgent_steps: bool| {
             let placement = place(&hardware, 6, (system, 2), options).unwrap();
-            let program = lower(&context, &placement.with_knobs(Knobs { urgent_steps, ..Knobs::default() })).unwrap();
+            let program =
+                lower(&context, &placement.with_options(&[(Knob::UrgentSteps, u64::from(urgent_steps))])).unwrap();
             let lane = program.lanes().iter().find(|lane| lane.name == "cpu0.optimizer").unwrap();
             let stage = |action: &spipe_base::ActionId| program.actions()[*action].subject.stage.unwrap().index();
             let order: Vec<usize> = lane.queue.iter().map(stage).collect();
@@ -419,8 +429,8 @@ fn urgent_steps_of_sharded_stages_let_the_next_iteration_begin() {
     for streamed in [false, true] {
         let steps = |urgent_steps: bool| {
             let placement = shard(&hardware, 6, (4, streamed), options);
-            let knobs = Knobs { urgent_steps, ..placement.knobs };
-            let program = lower(&context, &placement.with_knobs(knobs)).unwrap();
+            let knobs = &[(Knob::UrgentSteps, u64::from(urgent_steps))];
+            let program = lower(&context, &placement.with_options(knobs)).unwrap();
             let lane = program.lanes().iter().find(|lane| lane.name == "cpu0.optimizer").unwrap();
             let layer =
                 |action: &spipe_base::ActionId| program.actions()[*action].subject.layers.unwrap().first().index();

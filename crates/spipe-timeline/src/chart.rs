@@ -13,6 +13,7 @@
 mod header;
 mod lanes;
 mod layout;
+mod measures;
 mod memory;
 
 use crate::{
@@ -55,7 +56,7 @@ fn draw<DB: DrawingBackend>(backend: DB, medium: Medium, scene: &Scene, layout: 
     let area = backend.into_drawing_area();
     let canvas = Canvas::new(&area, medium);
     canvas.rect((0.0, 0.0, layout.width, layout.height), [255; 3])?;
-    header::draw(&canvas, layout)?;
+    header::draw(&canvas, &layout.header)?;
     lanes::draw(&canvas, scene, layout)?;
     memory::draw(&canvas, scene, layout)?;
     canvas.finish()

@@ -8,6 +8,8 @@
 //!
 //! How a machine is planned is the caller's: it gives a [`Judge`]. A rate does not depend on a price,
 //! so that prices vary without planning again.
+//!
+#![doc = include_str!("../README.md")]
 
 pub mod amount;
 mod bound;

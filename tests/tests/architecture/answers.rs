@@ -3,10 +3,10 @@
 use std::{fs, path::Path};
 
 /// The crates below and beside the planner whose sources name no system. Of the executor, helpers of tests may.
-const CRATES: [&str; 6] = ["schedule", "sim", "exec", "cost", "whatif", "fit"];
+const CRATES: [&str; 7] = ["schedule", "sim", "exec", "export", "cost", "whatif", "fit"];
 
 /// The names that stand for systems in `spipe_plan` and in the planner.
-const NAMES: [&str; 3] = ["System", "SystemSpec", "Family"];
+const NAMES: [&str; 4] = ["System", "SystemSpec", "Preset", "Family"];
 
 /// The places of `text` that import a name of systems, or read a placement's system.
 fn namings(text: &str) -> Vec<String> {
@@ -54,6 +54,6 @@ fn namings_are_found_however_they_are_written() {
     assert_eq!(namings("use spipe_plan::{\n    Context, System,\n};"), ["{\n    Context, System,\n}"]);
     assert_eq!(namings("fn f(p: &spipe_plan::Placement) { p; }"), [""; 0]);
     assert_eq!(namings("match placement.system { _ => {} }"), ["placement.system"]);
-    assert_eq!(namings("let of: spipe_plan::Family = x;"), ["spipe_plan::Family"]);
-    assert_eq!(namings("use crate::Family;\nuse spipe_plan::{FamilyName, Stage};"), [""; 0]);
+    assert_eq!(namings("let of: spipe_plan::Preset = x;"), ["spipe_plan::Preset"]);
+    assert_eq!(namings("use crate::System;\nuse spipe_plan::{PresetName, Stage};"), [""; 0]);
 }

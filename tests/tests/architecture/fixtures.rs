@@ -1,15 +1,32 @@
 //! The readers of sources on sources of a few lines.
 
 use super::{
-    graph::{Component, Graph},
+    graph::{Component, Graph, folders, references},
     purity::impurities,
-    source::{self, Files},
+    source::{self, Files, Modules},
 };
 
-/// The graph of the crate with these files, whose first is the root.
-fn graph(files: &[(&str, &str)]) -> Graph {
+/// The modules of the crate with these files, whose first is the root.
+fn read(files: &[(&str, &str)]) -> Modules {
     let all: Files = files.iter().map(|(name, text)| (format!("src/{name}"), (*text).into())).collect();
-    Graph::of(&source::modules(&all, &format!("src/{}", files[0].0)))
+    source::modules(&all, &format!("src/{}", files[0].0))
+}
+
+/// The graph of its top-level modules.
+fn graph(files: &[(&str, &str)]) -> Graph {
+    let modules = read(files);
+    Graph::of(&modules, &references(&modules), &[])
+}
+
+/// The cycles of every folder, as text.
+fn cycles(files: &[(&str, &str)]) -> String {
+    let modules = read(files);
+    let references = references(&modules);
+    let of_folder = |folder: &source::Path| {
+        let components = Graph::of(&modules, &references, folder).components();
+        components.iter().map(|component| format!("{}\n{component}", folder.join("/"))).collect::<String>()
+    };
+    folders(&modules).iter().map(of_folder).collect()
 }
 
 /// The arrows of a graph as text, in alphabetical order.
@@ -32,6 +49,33 @@ fn a_cycle_is_printed_with_a_line_for_each_arrow() {
     let expected = "  3 modules import each other: a, b, c\n    \
                     a -> b (src/a.rs:2)\n    b -> c (src/b.rs:2)\n    c -> a (src/c/e.rs:3)\n";
     assert_eq!(text, expected);
+}
+
+#[test]
+fn cycles_of_modules_below_others_are_found_in_their_folder() {
+    let root = ("lib.rs", "mod a; mod b;");
+    let a = ("a/mod.rs", "mod one; mod two;\nmod three;\npub use two::Two;");
+    let one = ("a/one.rs", "\nuse super::Two;\npub struct One(Two);");
+    let two = ("a/two.rs", "use crate::b::B;\npub struct Two(B);");
+    let three = ("a/three/mod.rs", "mod deep;\npub struct Three;");
+    let deep = ("a/three/deep.rs", "use crate::a::one::One;\nfn f(_: One, _: super::Three) {}");
+    let b = ("b.rs", "pub struct B;");
+    assert_eq!(
+        cycles(&[root, a, one, two, three, deep, b]),
+        "",
+        "a module may mention its parent and its own children"
+    );
+    let two = ("a/two.rs", "\n\nuse super::three;\npub struct Two(three::Three);");
+    let expected = "a\n  3 modules import each other: one, three, two\n    \
+                    one -> two (src/a/one.rs:2)\n    two -> three (src/a/two.rs:3)\n    three -> one (src/a/three/deep.rs:1)\n";
+    assert_eq!(cycles(&[root, a, one, two, three, deep, b]), expected);
+    let [deep, deeper] = [
+        ("a/three/deep.rs", "use super::deeper::D;\npub struct C;"),
+        ("a/three/deeper.rs", "use super::*;\npub struct D(deep::C);"),
+    ];
+    let three = ("a/three/mod.rs", "mod deep; mod deeper;\npub struct Three;");
+    let found = cycles(&[root, a, one, two, three, deep, deeper, b]);
+    assert!(found.starts_with("a/three\n  2 modules import each other: deep, deeper\n"), "{found}");
 }
 
 #[test]

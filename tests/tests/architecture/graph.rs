@@ -1,10 +1,12 @@
-//! The imports between the top-level modules of a crate, and the cycles that they form.
+//! The imports between the modules of a folder, and the cycles that they form.
 //!
-//! An arrow `a -> b` means that code of `a`, or of a module below it, mentions an item of `b`. A
-//! name that the crate's root re-exports stands for the module that defines it. The root itself is
-//! not a module of the graph: arrows neither start nor end there.
+//! The modules of a folder are the children of one module; those of the crate's root are its
+//! top-level modules. An arrow `a -> b` means that code of `a`, or of a module below it, mentions an
+//! item of `b`. A name that another module re-exports stands for the module that defines it, unless
+//! the path leads through a module of the folder. The parent itself is not a module of the graph:
+//! arrows neither start nor end there.
 
-use super::source::{Import, Mention, Modules, Path};
+use super::source::{Mention, Modules, Path};
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt,
@@ -13,7 +15,7 @@ use std::{
 /// A file and a line of it.
 pub type Place = (String, usize);
 
-/// The arrows from each top-level module, each with the first place that makes it.
+/// The arrows from each module of a folder, each with the first place that makes it.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Graph(pub BTreeMap<String, BTreeMap<String, Place>>);
 
@@ -26,17 +28,57 @@ pub struct Component {
     pub cycle: Vec<(String, String, Place)>,
 }
 
+/// A mention of an item of the same crate.
+pub struct Reference {
+    /// The module whose code mentions it.
+    from: Path,
+    /// The path from the root as it is written.
+    written: Path,
+    /// The module that defines the item.
+    definer: Option<Path>,
+    place: Place,
+}
+
+/// All mentions of items of the same crate, outside tests.
+pub fn references(modules: &Modules) -> Vec<Reference> {
+    let mut references = Vec::new();
+    for (from, module) in modules.iter().filter(|(_, module)| !module.test) {
+        for mention in &module.mentions {
+            let Some(written) = from_root(modules, from, mention) else { continue };
+            let definer = definer(modules, &[], &written, &mut Seen::new());
+            references.push(Reference {
+                from: from.clone(),
+                written,
+                definer,
+                place: (module.file.clone(), mention.line),
+            });
+        }
+    }
+    references
+}
+
+/// The folders of a crate: the paths of the modules that have modules below them.
+pub fn folders(modules: &Modules) -> BTreeSet<Path> {
+    let paths = modules.iter().filter(|(_, module)| !module.test).filter_map(|(path, _)| path.split_last());
+    paths.map(|(_, folder)| folder.to_vec()).collect()
+}
+
 impl Graph {
-    /// The graph of a crate with these modules.
-    pub fn of(modules: &Modules) -> Self {
-        let mut graph = Self::default();
-        for (path, module) in modules.iter().filter(|(_, module)| !module.test) {
-            let Some(from) = path.first() else { continue };
-            let arrows = graph.0.entry(from.clone()).or_default();
-            for mention in &module.mentions {
-                if let Some(to) = target(modules, path, mention).filter(|to| to != from) {
-                    arrows.entry(to).or_insert((module.file.clone(), mention.line));
-                }
+    /// The graph of the modules of `folder`, a path from the root, in a crate with these modules.
+    pub fn of(modules: &Modules, references: &[Reference], folder: &[String]) -> Self {
+        let child = |path: &[String]| path.strip_prefix(folder)?.first().cloned();
+        let known = |name: &String| {
+            let path = [folder, std::slice::from_ref(name)].concat();
+            modules.get(&path).is_some_and(|module| !module.test)
+        };
+        let all = modules.keys().filter_map(|path| child(path)).filter(known);
+        let mut graph = Self(all.map(|name| (name, BTreeMap::new())).collect());
+        for reference in references {
+            let Some(from) = child(&reference.from).filter(known) else { continue };
+            let named = child(&reference.written).filter(known);
+            let to = named.or_else(|| child(reference.definer.as_ref()?).filter(known));
+            if let Some(to) = to.filter(|to| *to != from) {
+                graph.0.entry(from).or_default().entry(to).or_insert_with(|| reference.place.clone());
             }
         }
         graph
@@ -97,22 +139,26 @@ impl Graph {
     }
 }
 
-/// The top-level module whose item `mention` names by way of the crate's root.
-fn target(modules: &Modules, path: &Path, mention: &Mention) -> Option<String> {
+/// The path from the crate's root that `mention` stands for in the module at `path`; none if it leads
+/// to another crate, or to a name that the module itself brings in.
+fn from_root(modules: &Modules, path: &Path, mention: &Mention) -> Option<Path> {
     if let Some(absolute) = absolute(path, &mention.path) {
-        return owner(modules, &absolute);
+        return Some(absolute);
     }
     let module = &modules[path];
-    // A glob of the root brings in all names there that the module does not define or import.
-    let is_root =
-        |import: &Import| import.name.is_none() && absolute(path, &import.path).is_some_and(|path| path.is_empty());
-    let named = |name: &String| {
-        let below = [path.as_slice(), std::slice::from_ref(name)].concat();
-        let imported = module.imports.iter().any(|import| import.name.as_ref() == Some(name));
-        module.items.contains(name) || imported || modules.contains_key(&below)
-    };
-    let is_globbed = module.imports.iter().any(is_root) && !named(mention.path.first()?);
-    if is_globbed { owner(modules, &mention.path) } else { None }
+    let first = mention.path.first()?;
+    let below = [path.as_slice(), std::slice::from_ref(first)].concat();
+    let imported = module.imports.iter().any(|import| import.name.as_ref() == Some(first));
+    if module.items.contains(first) || imported || modules.contains_key(&below) {
+        return None;
+    }
+    // A glob of a module brings in all names there that the module does not define or import.
+    let globs = module.imports.iter().filter(|import| import.name.is_none());
+    let mut globbed = globs.filter_map(|import| absolute(path, &import.path)).filter(|path| modules.contains_key(path));
+    globbed.find_map(|glob| {
+        definer(modules, &glob, &mention.path, &mut Seen::new())?;
+        Some([glob.as_slice(), &mention.path].concat())
+    })
 }
 
 /// The path from the crate's root that `written` stands for in the module at `path`, if it begins
@@ -128,15 +174,6 @@ fn absolute(path: &[String], written: &[String]) -> Option<Path> {
     let ups = ups.filter(|name| *name == "super").count();
     let start = &start[..start.len().saturating_sub(ups)];
     Some(start.iter().chain(names).cloned().collect())
-}
-
-/// The top-level module that owns the item at `path` from the root.
-fn owner(modules: &Modules, path: &[String]) -> Option<String> {
-    let first = path.first()?;
-    if modules.get(std::slice::from_ref(first)).is_some_and(|module| !module.test) {
-        return Some(first.clone());
-    }
-    definer(modules, &[], path, &mut Seen::new())?.into_iter().next()
 }
 
 /// Names that have been looked up: where, and which.

@@ -13,7 +13,7 @@ use super::{
 use proptest::prelude::*;
 use spipe_base::SimTime;
 use spipe_cost::Mode;
-use spipe_plan::{Family, OutcomeStatus, System, Weights, check};
+use spipe_plan::{OutcomeStatus, System, Weights, check};
 use spipe_planner::{Options, PlanError, candidates};
 use std::cell::Cell;
 
@@ -95,7 +95,7 @@ fn sharded_bounds(cases: u32, on: impl Strategy<Value = Instance>) {
     let draws = prop::collection::vec(prop::collection::vec(any::<u8>(), 12), 24);
     run(cases, (on, draws), |(instance, draws)| {
         let context = instance.context();
-        for system in System::ALL.into_iter().filter(|system| system.family() == Family::Sharded) {
+        for system in System::ALL.into_iter().filter(|system| system.shards_parameters()) {
             let drawn = draws.iter().map(|draws| random_sharded(&context, system, draws));
             let all = candidates(&context, system).into_iter().chain(drawn);
             let fit = all.filter(|placement| check(&context, placement).is_ok());

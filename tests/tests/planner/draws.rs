@@ -3,7 +3,7 @@
 
 use super::instances::Instance;
 use spipe_base::{DeviceId, LayerRange, MemoryId};
-use spipe_plan::{Activations, Context, Knobs, Placement, Stage, System};
+use spipe_plan::{Activations, Context, Knob, Placement, Stage, System};
 use spipe_planner::{Named, Pin, Pins};
 
 /// A placement of a streamed system: stages of one or more layers, resident or streamed, on the
@@ -28,9 +28,9 @@ pub fn random_streamed(context: &Context<'_>, system: System, draws: &[u8]) -> O
         Some(if recomputed { stage.with_everything_recomputed() } else { stage })
     };
     let stages: Option<Vec<Stage>> = pieces.iter().enumerate().map(stage).collect();
-    let knobs = Knobs { resident: Some(1 + u64::from(draws[11] % 3)), swap: Some(1), ..Knobs::default() };
+    let knobs = &[(Knob::Resident, 1 + u64::from(draws[11] % 3)), (Knob::Swap, 1)];
     let placement = Placement::new(system, stages?);
-    Some(if system == System::Superpipeline { placement.with_knobs(knobs) } else { placement })
+    Some(if system == System::Superpipeline { placement.with_options(knobs) } else { placement })
 }
 
 /// The DRAM nearest to a device, or of either socket where the machine has two.
@@ -77,7 +77,11 @@ pub fn random_stages(context: &Context<'_>, system: System, draws: &[u8]) -> Pla
     let head_start = if system == System::Hybrid { u64::from(draws[10] % 3) } else { 0 };
     let offload_slots = Some(2 + u64::from(draws[10] >> 4) % 3).filter(|slots| *slots > 2);
     let urgent_steps = draws[10] & 8 == 0;
-    Placement::new(system, stages).with_knobs(Knobs { head_start, offload_slots, urgent_steps, ..Knobs::default() })
+    Placement::new(system, stages).with_options(&[
+        (Knob::HeadStart, Some(head_start)),
+        (Knob::OffloadSlots, offload_slots),
+        (Knob::UrgentSteps, Some(u64::from(urgent_steps))),
+    ])
 }
 
 /// A placement of a sharded system: stages of one or more layers, shared by some of the GPUs.
@@ -103,10 +107,12 @@ pub fn random_sharded(context: &Context<'_>, system: System, draws: &[u8]) -> Pl
     }
     let microbatches = context.workload().microbatches;
     let shards: Vec<u64> = (1..=gpus.len() as u64).filter(|shards| microbatches.is_multiple_of(*shards)).collect();
-    let shards = Some(shards[usize::from(draws[11]) % shards.len()]);
+    let shards = shards[usize::from(draws[11]) % shards.len()];
     let urgent_steps = draws[10] & 8 == 0;
     let resident = Some(2 + u64::from(draws[10] >> 4) % 4).filter(|resident| *resident > 2);
-    Placement::new(system, stages).with_knobs(Knobs { shards, resident, urgent_steps, ..Knobs::default() })
+    Placement::new(system, stages)
+        .over(gpus.into_iter().take(shards as usize))
+        .with_options(&[(Knob::Resident, resident), (Knob::UrgentSteps, Some(u64::from(urgent_steps)))])
 }
 
 /// One or two pins of the first or the last layer.

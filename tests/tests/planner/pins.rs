@@ -24,11 +24,8 @@ fn a_synchronous_optimizer_has_bounds_of_its_own() {
             let pins = Pins::new(&[Named { words: "pin".into(), pin: pin.clone() }]).unwrap();
             let options = Options { pins, ..exact() };
             let Ok(one) = solve(&instance, &[system], options) else { continue };
-            prop_assert!(one.placement.knobs.synchronous_optimizer);
-            let phased = |mut placement: Placement| {
-                placement.knobs.synchronous_optimizer = true;
-                placement
-            };
+            prop_assert!(one.placement.update.is_phase());
+            let phased = |placement: Placement| placement.with(Knob::SynchronousOptimizer, 1);
             let all = every(context, system, usize::MAX).unwrap_or_default().into_iter().map(phased);
             let fit = all.filter(|placement| check(&context, placement).is_ok());
             let timed = |placement: Placement| Some((simulated(&instance, &placement)?, placement));
@@ -100,8 +97,7 @@ fn pins_bind_every_gpu_that_shares_a_layer() {
                     let host = instance.hardware.host_memory(gpu)?;
                     Some(instance.hardware.memories()[host].device?.index())
                 };
-                let near: Vec<usize> =
-                    placement.participants(&instance.hardware).into_iter().filter_map(near).collect();
+                let near: Vec<usize> = placement.replicas().into_iter().filter_map(near).collect();
                 let hosted = |stage: &Stage| stage.optimizer.is_some();
                 let pinned = near.iter().all(|socket| sockets.contains(socket));
                 match pin {

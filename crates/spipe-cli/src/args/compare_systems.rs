@@ -12,20 +12,6 @@ pub struct CompareSystems {
     /// A model file, or the name of a shipped model
     #[arg(long)]
     pub model: String,
-    /// A hardware profile, or the name of a shipped one
-    #[arg(long)]
-    pub hardware: String,
-    /// The devices to plan for, such as gpu0,gpu1,cpu0 or gpu0..gpu3,cpu0; all if not given. Other sockets
-    /// keep their memory
-    #[arg(long, value_delimiter = ',')]
-    pub devices: Vec<super::Devices>,
-    /// Runtime that executes the plans: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
-    /// megatron, deepspeed) or a file; spipe if not given
-    #[arg(long)]
-    pub runtime: Option<String>,
-    /// The systems to compare, separated by commas; all, and plain data parallelism, if not given
-    #[arg(long, value_delimiter = ',')]
-    pub system: Vec<String>,
     /// Tokens per sequence; the model's own if not given
     #[arg(long)]
     pub seq_len: Option<u64>,
@@ -56,6 +42,20 @@ pub struct CompareSystems {
     /// The shape of the data
     #[command(flatten)]
     pub shape: Data,
+    /// A hardware profile, or the name of a shipped one
+    #[arg(long)]
+    pub hardware: String,
+    /// The devices to plan for, such as gpu0,gpu1,cpu0 or gpu0..gpu3,cpu0; all if not given. Other sockets
+    /// keep their memory
+    #[arg(long, value_delimiter = ',')]
+    pub devices: Vec<super::Devices>,
+    /// Runtime that executes the plans: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// megatron, deepspeed) or a file; spipe if not given
+    #[arg(long)]
+    pub runtime: Option<String>,
+    /// The systems to compare, separated by commas; all, and plain data parallelism, if not given
+    #[arg(long, value_delimiter = ',')]
+    pub system: Vec<String>,
     /// Time to search the plan of each system
     #[arg(long, default_value = "3s")]
     pub time_limit: Seconds,

@@ -6,6 +6,7 @@ mod devices;
 mod export;
 mod fit;
 mod given;
+mod help;
 mod machine;
 mod market;
 mod model;
@@ -25,6 +26,7 @@ pub use devices::Devices;
 pub use export::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
 pub use given::Given;
+pub use help::command;
 pub use machine::{Calibrate, CalibratedRuntime, Hardware, HardwareImport, HardwareShow, HardwareTransfer};
 pub use market::{
     Catalogue, CatalogueCheck, CatalogueCompose, CatalogueList, CataloguePrice, CatalogueShow,
@@ -41,7 +43,7 @@ pub use trace::{Trace, TraceImport};
 pub use training::Training;
 pub use whatif::{Goal, Whatif, WhatifCommand, WhatifMerge, WhatifOutput, WhatifSweep};
 
-use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{FromArgMatches, Parser, Subcommand, ValueEnum};
 
 /// Plans, predicts, draws and runs the training of models that do not fit in GPU memory.
 #[derive(Debug, Parser)]
@@ -49,14 +51,14 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
     name = "spipe",
     version,
     max_term_width = 100,
-    after_help = "Exit codes: 0 done; 1 bug; 2 wrong arguments; 3 unreadable or invalid input; 4 no feasible plan; 5 stopped without a plan; 6 a check or comparison failed; 7 no suitable device"
+    after_help = "`spipe COMMAND -h` describes a command.\n\nExit codes: 0 done; 1 bug; 2 wrong arguments; 3 unreadable or invalid input; 4 no feasible plan; 5 stopped without a plan; 6 a check or comparison failed; 7 no suitable device"
 )]
 pub struct Args {
     /// Format of the results on stdout
-    #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
+    #[arg(long, global = true, value_enum, default_value_t = Format::Human, help_heading = help::GLOBAL)]
     pub format: Format,
     /// More log messages on stderr; twice for all
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    #[arg(short, long, global = true, action = clap::ArgAction::Count, help_heading = help::GLOBAL)]
     pub verbose: u8,
     /// The command
     #[command(subcommand)]
@@ -69,7 +71,7 @@ impl Args {
     /// # Errors
     /// Clap's message: a refusal, or the help or version that was asked for.
     pub fn read() -> Result<(Self, Given), clap::Error> {
-        let matches = Self::command().try_get_matches()?;
+        let matches = help::command().try_get_matches()?;
         Self::from_arg_matches(&matches).map(|args| (args, Given::of(&matches)))
     }
 }

@@ -17,20 +17,6 @@ pub struct Plan {
     /// The part of the model, if it is a folder with a model_index.json, such as unet
     #[arg(long)]
     pub component: Option<String>,
-    /// A hardware profile, or the name of a shipped one
-    #[arg(long, required_unless_present = "improve")]
-    pub hardware: Option<String>,
-    /// The devices to plan for, such as gpu0,gpu1,cpu0 or gpu0..gpu3,cpu0; all if not given. Other sockets
-    /// keep their memory
-    #[arg(long, value_delimiter = ',')]
-    pub devices: Vec<Devices>,
-    /// Runtime that executes the plan: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
-    /// megatron, deepspeed) or a file; by default the one that runs the system on this machine
-    #[arg(long)]
-    pub runtime: Option<String>,
-    /// Leave this share of each memory free, such as 10%
-    #[arg(long)]
-    pub head_room: Option<String>,
     /// A plan file to improve, with its model, machine and workload
     #[arg(long, conflicts_with_all = [
         "model", "component", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
@@ -50,17 +36,13 @@ pub struct Plan {
     /// train, infer (forward only) or generate (the next token of each sequence)
     #[arg(long, default_value = "train")]
     pub mode: Mode,
-    /// A system, several separated by commas, or auto: all that suit and train with the same losses
-    /// as a single device
-    #[arg(long, default_value = "auto")]
-    pub system: String,
-    /// The stages as a layout of Megatron (--pipeline-model-parallel-layout), such as Et*3|(tt|)*4,tL:
-    /// stage i runs on device i mod P of --devices, or of the machine's GPUs
-    #[arg(long, conflicts_with_all = ["improve", "solve_for", "planner"])]
-    pub layout: Option<String>,
-    /// Planner: ilp, dp, greedy, exhaustive or mobius-mip
-    #[arg(long, default_value = "ilp")]
-    pub planner: String,
+    /// Find the largest value of this for which a plan fits
+    #[arg(long, value_enum)]
+    pub solve_for: Option<Unknown>,
+    /// Also report the gain from 10 % more GPU memory, DRAM, DRAM bandwidth, link bandwidth and
+    /// arithmetic
+    #[arg(long)]
+    pub sensitivity: bool,
     /// Optimizer: adamw, adamw-8bit, paged-adamw, paged-adamw-8bit, adafactor, lion, sgd, muon
     #[arg(long, default_value = "adamw")]
     pub optimizer: Optimizer,
@@ -83,6 +65,28 @@ pub struct Plan {
     /// The shape of the data
     #[command(flatten)]
     pub shape: Data,
+    /// A hardware profile, or the name of a shipped one
+    #[arg(long, required_unless_present = "improve")]
+    pub hardware: Option<String>,
+    /// The devices to plan for, such as gpu0,gpu1,cpu0 or gpu0..gpu3,cpu0; all if not given. Other sockets
+    /// keep their memory
+    #[arg(long, value_delimiter = ',')]
+    pub devices: Vec<Devices>,
+    /// Runtime that executes the plan: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// megatron, deepspeed) or a file; by default the one that runs the system on this machine
+    #[arg(long)]
+    pub runtime: Option<String>,
+    /// Leave this share of each memory free, such as 10%
+    #[arg(long)]
+    pub head_room: Option<String>,
+    /// A system, several separated by commas, or auto: all that suit and train with the same losses
+    /// as a single device
+    #[arg(long, default_value = "auto")]
+    pub system: String,
+    /// The stages as a layout of Megatron (--pipeline-model-parallel-layout), such as Et*3|(tt|)*4,tL:
+    /// stage i runs on device i mod P of --devices, or of the machine's GPUs
+    #[arg(long, conflicts_with_all = ["improve", "solve_for", "planner"])]
+    pub layout: Option<String>,
     /// A condition on the plan, may be repeated: layer=0..3:cpu0, stage=0:gpu1, recompute=4..7,
     /// save=4..7, offload=4..7, optimizer=0..3:cpu, stream=0..3, keep=0..3, host=0..3:cpu1,
     /// system=1f1b, microbatch=2, or a knob such as head-start=1
@@ -98,13 +102,9 @@ pub struct Plan {
     /// Keep the activations that GPUs offload on this drive, such as nvme0, in a plan that offloads some
     #[arg(long, value_name = "DRIVE", conflicts_with = "improve")]
     pub activations_on: Option<String>,
-    /// Find the largest value of this for which a plan fits
-    #[arg(long, value_enum)]
-    pub solve_for: Option<Unknown>,
-    /// Also report the gain from 10 % more GPU memory, DRAM, DRAM bandwidth, link bandwidth and
-    /// arithmetic
-    #[arg(long)]
-    pub sensitivity: bool,
+    /// Planner: ilp, dp, greedy, exhaustive or mobius-mip
+    #[arg(long, default_value = "ilp")]
+    pub planner: String,
     /// Time to search; also for each value of --solve-for and each resource of --sensitivity
     #[arg(long, default_value = "20s")]
     pub time_limit: Seconds,
@@ -159,25 +159,6 @@ pub struct TensorData {
     /// A model file, a Hugging Face config or its folder, or the name of a shipped model
     #[arg(long)]
     pub model: String,
-    /// A hardware profile, or the name of a shipped one
-    #[arg(long)]
-    pub hardware: String,
-    /// The devices to use, such as gpu0,gpu1 or gpu0..gpu3; all if not given
-    #[arg(long, value_delimiter = ',')]
-    pub devices: Vec<Devices>,
-    /// Runtime that executes it: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
-    /// megatron, deepspeed) or a file; by default the one that trains on this machine
-    #[arg(long)]
-    pub runtime: Option<String>,
-    /// Degree of tensor parallelism; if not given, every degree that uses all GPUs
-    #[arg(long)]
-    pub tensor: Option<u64>,
-    /// Degree of data parallelism; if not given, every degree that uses all GPUs
-    #[arg(long)]
-    pub data: Option<u64>,
-    /// Activations recomputed in the backward; every choice if not given
-    #[arg(long, value_enum)]
-    pub recompute: Option<RecomputeChoice>,
     /// Tokens per sequence; the model's own if not given
     #[arg(long)]
     pub seq_len: Option<u64>,
@@ -205,6 +186,25 @@ pub struct TensorData {
     /// The shape of the data
     #[command(flatten)]
     pub shape: Data,
+    /// A hardware profile, or the name of a shipped one
+    #[arg(long)]
+    pub hardware: String,
+    /// The devices to use, such as gpu0,gpu1 or gpu0..gpu3; all if not given
+    #[arg(long, value_delimiter = ',')]
+    pub devices: Vec<Devices>,
+    /// Runtime that executes it: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
+    /// megatron, deepspeed) or a file; by default the one that trains on this machine
+    #[arg(long)]
+    pub runtime: Option<String>,
+    /// Degree of tensor parallelism; if not given, every degree that uses all GPUs
+    #[arg(long)]
+    pub tensor: Option<u64>,
+    /// Degree of data parallelism; if not given, every degree that uses all GPUs
+    #[arg(long)]
+    pub data: Option<u64>,
+    /// Activations recomputed in the backward; every choice if not given
+    #[arg(long, value_enum)]
+    pub recompute: Option<RecomputeChoice>,
 }
 
 /// The activations that are recomputed in the backward.

@@ -45,6 +45,10 @@ pub struct Run {
     /// The executor of a device of the plan, such as gpu0=emulated:0; may be repeated
     #[arg(long = "bind")]
     pub bindings: Vec<String>,
+    /// The folder for the file that stands for a drive of the plan, such as nvme0=/mnt/nvme; may be
+    /// repeated. The file holds optimizer state while the plan runs
+    #[arg(long = "drive", value_name = "NAME=FOLDER")]
+    pub drives: Vec<String>,
     /// CPU backend: ndarray
     #[arg(long, default_value = "ndarray")]
     pub backend: String,
@@ -73,22 +77,18 @@ pub struct Run {
     /// Resume from the newest intact checkpoint in --checkpoint-dir
     #[arg(long, requires = "checkpoint_dir")]
     pub resume: bool,
-    /// The folder for the file that stands for a drive of the plan, such as nvme0=/mnt/nvme; may be
-    /// repeated. The file holds optimizer state while the plan runs
-    #[arg(long = "drive", value_name = "NAME=FOLDER")]
-    pub drives: Vec<String>,
     /// Weights to start from, in the format of transformers: a .safetensors file, or a folder with
     /// model.safetensors or its index
     #[arg(long)]
     pub weights: Option<String>,
-    /// Folder for the weights at the end, in the format of transformers; configuration and
-    /// tokenizer are copied from a folder of --weights
-    #[arg(long)]
-    pub save_weights: Option<String>,
     /// Folder with the adapter to start from, as PEFT writes it: adapter_config.json and
     /// adapter_model.safetensors
     #[arg(long)]
     pub adapter: Option<String>,
+    /// Folder for the weights at the end, in the format of transformers; configuration and
+    /// tokenizer are copied from a folder of --weights
+    #[arg(long)]
+    pub save_weights: Option<String>,
     /// Folder for the adapter at the end, in the format of PEFT
     #[arg(long)]
     pub save_adapter: Option<String>,

@@ -68,18 +68,12 @@ pub struct WhatifSweep {
     /// Sequences (or images) per iteration; 64 if not given
     #[arg(long)]
     pub global_batch: Option<u64>,
-    /// Data type of parameters and activations; bf16 if not given
-    #[arg(long)]
-    pub precision: Option<Precision>,
-    /// The engine that executes it: a runtime file or the name of a shipped one; spipe's own if not given
-    #[arg(long)]
-    pub runtime: Option<String>,
-    /// The shape of the data, and what is recomputed
-    #[command(flatten)]
-    pub data: super::Data,
     /// How often the job runs in a year; once if not given
     #[arg(long)]
     pub jobs_per_year: Option<f64>,
+    /// The order of machines: cost, or time where there is a budget and no deadline
+    #[arg(long, value_enum)]
+    pub objective: Option<Goal>,
     /// The longest time of a job, such as 14d
     #[arg(long)]
     pub deadline: Option<Hours>,
@@ -89,6 +83,30 @@ pub struct WhatifSweep {
     /// The most power at the wall, such as 3kW
     #[arg(long)]
     pub wall_power: Option<Watts>,
+    /// Data type of parameters and activations; bf16 if not given
+    #[arg(long)]
+    pub precision: Option<Precision>,
+    /// The shape of the data, and what is recomputed
+    #[command(flatten)]
+    pub data: super::Data,
+    /// Parts that vary, as KEY=VALUE,VALUE with the keys gpu, gpus, platform, dram, nvme, bridge and condition; may be repeated
+    #[arg(long)]
+    pub vary: Vec<String>,
+    /// Combinations to skip, such as "gpus = 4 and platform = ryzen-9950x"; may be repeated
+    #[arg(long)]
+    pub skip: Vec<String>,
+    /// A machine file with parts to add to, as `spipe catalogue compose` writes it
+    #[arg(long, conflicts_with_all = ["vary", "skip", "shard"])]
+    pub own: Option<String>,
+    /// Rented machines beside the owned ones: all, list, spot, marketplace, or a name; may be repeated
+    #[arg(long)]
+    pub rent: Vec<String>,
+    /// The files and the day
+    #[command(flatten)]
+    pub source: CatalogueSource,
+    /// The engine that executes it: a runtime file or the name of a shipped one; spipe's own if not given
+    #[arg(long)]
+    pub runtime: Option<String>,
     /// The currency of results; that of the budget if not given
     #[arg(long)]
     pub currency: Option<Currency>,
@@ -110,27 +128,6 @@ pub struct WhatifSweep {
     /// The power of the building over that of its machines; 1 if not given
     #[arg(long)]
     pub pue: Option<f64>,
-    /// Parts that vary, as KEY=VALUE,VALUE with the keys gpu, gpus, platform, dram, nvme, bridge and condition; may be repeated
-    #[arg(long)]
-    pub vary: Vec<String>,
-    /// Combinations to skip, such as "gpus = 4 and platform = ryzen-9950x"; may be repeated
-    #[arg(long)]
-    pub skip: Vec<String>,
-    /// A machine file with parts to add to, as `spipe catalogue compose` writes it
-    #[arg(long, conflicts_with_all = ["vary", "skip", "shard"])]
-    pub own: Option<String>,
-    /// The order of machines: cost, or time where there is a budget and no deadline
-    #[arg(long, value_enum)]
-    pub objective: Option<Goal>,
-    /// The rows of the table; machines of the front are added
-    #[arg(long, default_value_t = 10)]
-    pub top: usize,
-    /// Rented machines beside the owned ones: all, list, spot, marketplace, or a name; may be repeated
-    #[arg(long)]
-    pub rent: Vec<String>,
-    /// The files and the day
-    #[command(flatten)]
-    pub source: CatalogueSource,
     /// The time for the whole sweep; what is not planned by then is left out. 30s if no job file is given, unlimited with one
     #[arg(long)]
     pub time_limit: Option<Seconds>,
@@ -143,6 +140,9 @@ pub struct WhatifSweep {
     /// Machines that are planned at once; all cores if not given
     #[arg(long)]
     pub threads: Option<usize>,
+    /// The rows of the table; machines of the front are added
+    #[arg(long, default_value_t = 10)]
+    pub top: usize,
     /// Where the answer goes
     #[command(flatten)]
     pub output: WhatifOutput,

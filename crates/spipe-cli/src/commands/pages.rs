@@ -1,7 +1,6 @@
 //! Schemas, completions and the manual page.
 
 use crate::{Failure, args, args::Given, idle::Idle, output};
-use clap::CommandFactory;
 
 /// Prints the JSON schema of a file format.
 pub fn schema(what: &args::Schema) -> Result<(), Failure> {
@@ -28,7 +27,7 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
 pub fn completions(what: &args::Completions, given: &Given) -> Result<(), Failure> {
     Idle::among(given).options(&["format"], "to a script", "leave it out").refuse()?;
     let mut script = Vec::new();
-    clap_complete::generate(what.shell, &mut args::Args::command(), "spipe", &mut script);
+    clap_complete::generate(what.shell, &mut args::command(), "spipe", &mut script);
     output::print(&String::from_utf8_lossy(&script))
 }
 
@@ -36,7 +35,7 @@ pub fn completions(what: &args::Completions, given: &Given) -> Result<(), Failur
 pub fn man(given: &Given) -> Result<(), Failure> {
     Idle::among(given).options(&["format"], "to a manual page", "leave it out").refuse()?;
     let mut page = Vec::new();
-    clap_mangen::Man::new(args::Args::command())
+    clap_mangen::Man::new(args::command())
         .render(&mut page)
         .map_err(|error| Failure::Bug(format!("the manual page cannot be made: {error}")))?;
     output::print(&String::from_utf8_lossy(&page))

@@ -13,7 +13,7 @@ use spipe_base::{
     DeviceId, LayerId, StageId,
     readable::{count, percent},
 };
-use spipe_plan::{Context, Family, Footprint, Plan, Stage, StageFootprint, Weights, footprint};
+use spipe_plan::{Context, Footprint, GradientsLeave, Knob, Plan, Stage, StageFootprint, Weights, footprint};
 use spipe_search::questions::Least;
 
 /// The least number of stages that share a row although they are not consecutive: two are clearer
@@ -27,8 +27,8 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
     let placement = plan.placement();
     let workload = context.workload();
     let needs = footprint(&context, placement);
-    let sharing = placement.participants(context.hardware);
-    let sharing = if placement.system.family() == Family::Sharded { sharing.as_slice() } else { &[] };
+    let sharing = placement.replicas();
+    let sharing = if placement.shards_parameters() { sharing.as_slice() } else { &[] };
     let stages = stages((&context, sharing), ("s", placement.stages.as_slice()), (&needs, 0));
     let apart = if placement.backward.is_empty() {
         String::new()
@@ -56,11 +56,11 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
         }
         memories.add_row(row);
     }
-    let head_start = match placement.knobs.head_start {
-        0 => String::new(),
-        more => format!(" with a head start of {more}"),
+    let head_start = match Knob::HeadStart.of(placement) {
+        None | Some(0) => String::new(),
+        Some(more) => format!(" with a head start of {more}"),
     };
-    let urgent = if placement.knobs.urgent_steps { ", urgent steps first" } else { "" };
+    let urgent = if placement.update.is_urgent() { ", urgent steps first" } else { "" };
     let (by, part) = match sharing {
         [first, _, ..] => {
             let (count, first) = (sharing.len(), &context.hardware.devices()[*first].name);
@@ -71,9 +71,13 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
         }
         _ => <(String, String)>::default(),
     };
-    let resident = placement.knobs.resident.filter(|_| !sharing.is_empty());
+    let resident = Knob::Resident.of(placement).filter(|_| !sharing.is_empty());
     let resident = resident.map_or_else(String::new, |resident| format!(", {resident} stages resident"));
-    let leave = if placement.knobs.gradients_leave { ", gradients leave with each microbatch" } else { "" };
+    let leave = if placement.gradients_leave == GradientsLeave::EachMicrobatch {
+        ", gradients leave with each microbatch"
+    } else {
+        ""
+    };
     let microbatches = if workload.microbatches == 1 { "microbatch" } else { "microbatches" };
     format!(
         "{} on {}: system {}{by}{head_start}{resident}{urgent}{leave}, {} {microbatches} of {} × {} tokens, {}, runtime {}\n\n{stages}\n{part}{apart}\n{memories}\n",

@@ -1,6 +1,6 @@
 //! CPU time that the hypervisor and other processes took during a measurement.
 
-use super::system;
+use super::{system, ticks::Ticks};
 use std::fmt;
 
 /// An idle system takes less than this share.
@@ -50,17 +50,6 @@ impl Watch {
     pub fn contention(self) -> Option<Contention> {
         system::ticks().zip(self.before).and_then(|(now, before)| now.since(before))
     }
-}
-
-/// Times since boot, or since the start of the process, in the kernel's ticks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Ticks {
-    /// Of all cores, idle or not.
-    pub all: u64,
-    pub busy: u64,
-    pub stolen: u64,
-    /// Of all threads of this process, including those that have ended.
-    pub own: u64,
 }
 
 impl Ticks {

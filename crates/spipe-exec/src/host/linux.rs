@@ -1,6 +1,6 @@
 //! Figures from Linux's `/proc`.
 
-use super::contention::Ticks;
+use super::ticks::Ticks;
 use procfs::{
     Current, CurrentSI, KernelStats, Meminfo,
     process::{ClearRefs, Process, Status},

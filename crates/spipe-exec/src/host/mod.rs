@@ -5,6 +5,7 @@ mod memory;
 #[cfg_attr(target_os = "linux", path = "linux.rs")]
 #[cfg_attr(not(target_os = "linux"), path = "unknown.rs")]
 mod system;
+mod ticks;
 
 pub use contention::Contention;
 pub(crate) use contention::Watch;

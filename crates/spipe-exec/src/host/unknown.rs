@@ -1,6 +1,6 @@
 //! A system that is not asked for any figures.
 
-use super::contention::Ticks;
+use super::ticks::Ticks;
 use spipe_base::Bytes;
 
 pub(super) const fn total_memory() -> Option<Bytes> {

@@ -75,7 +75,7 @@ impl AdamW {
     pub fn step_with(&self, parameters: &mut [f32], exchange: Exchange<'_>, state: &mut TensorState) {
         let before = state.steps;
         state.steps += 1;
-        let scalars = Scalars { factor: exchange.factor, ..Scalars::new(self, state.steps) };
+        let scalars = Scalars { factor: exchange.factor, ..self.scalars(state.steps) };
         let [first, second] = state.numbers_mut();
         let mut all = Piece::new([parameters, first, second], exchange.gradients);
         let count = all.gradients.len();
@@ -90,6 +90,41 @@ impl AdamW {
         all.tasks().for_each(|piece| {
             piece.change(|state, gradients, weights| kernel::step(scalars, state, gradients, weights));
         });
+    }
+
+    /// Inverts the last step, which was made with `gradients` times `factor`, by solving its
+    /// formula.
+    ///
+    /// Rounding errors of the step remain: parameters are restored within some units in the last
+    /// place, moments within some units of the larger of themselves and their share of the
+    /// gradient. A step with a gradient that is not finite cannot be inverted.
+    ///
+    /// # Panics
+    /// If the lengths differ, or if no step was made.
+    pub fn undo(&self, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), state: &mut TensorState) {
+        assert!(state.steps > 0, "there is no step to take back");
+        let scalars = Scalars { factor, ..self.scalars(state.steps) };
+        state.steps -= 1;
+        let [first, second] = state.numbers_mut();
+        Piece::new([parameters, first, second], gradients).tasks().for_each(|piece| {
+            piece.change(|state, gradients, _| kernel::undo(scalars, state, gradients));
+        });
+    }
+
+    /// The scalars of step number `steps`, from 1; computed in f64 and rounded once.
+    pub(super) fn scalars(&self, steps: u32) -> Scalars {
+        let (first, second) = self.betas;
+        let correction = |beta: f64| 1.0 - beta.powi(steps.cast_signed());
+        Scalars {
+            factor: 1.0,
+            keep: (1.0 - self.lr * self.weight_decay) as f32,
+            first_weight: (1.0 - first) as f32,
+            second_decay: second as f32,
+            second_weight: (1.0 - second) as f32,
+            second_root: correction(second).sqrt() as f32,
+            eps: self.eps as f32,
+            step: -(self.lr / correction(first)) as f32,
+        }
     }
 }
 

@@ -37,7 +37,7 @@ impl Rule for AdamW8bit {
             return Rule::step(&self.0, lr, parameters, (gradients, factor), state);
         };
         state.steps += 1;
-        let scalars = Scalars { factor, ..Scalars::new(&AdamW { lr, ..self.0 }, state.steps) };
+        let scalars = Scalars { factor, ..AdamW { lr, ..self.0 }.scalars(state.steps) };
         on_numbers!(gradients, gradients => step_all(scalars, parameters, gradients, [first, second]))
     }
 }

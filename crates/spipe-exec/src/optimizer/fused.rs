@@ -7,7 +7,7 @@
 //! ```
 
 use super::{
-    device::{DeviceMoments, DeviceParameter},
+    device_state::{DeviceMoments, DeviceParameter},
     kernel::Scalars,
 };
 use crate::nn::Matrix;

@@ -1,9 +1,6 @@
 //! The arithmetic of a step of AdamW, and its inverse.
 
-use super::{
-    AdamW,
-    half::{HalfMut, Narrow, Numbers, Wide, on_numbers},
-};
+use super::half::{HalfMut, Narrow, Numbers, Wide, on_numbers};
 use crate::device::simd::for_each_width;
 
 /// The scalars of one step, in f32 like the tensors that they multiply.
@@ -18,24 +15,6 @@ pub(super) struct Scalars {
     pub second_root: f32,
     pub eps: f32,
     pub step: f32,
-}
-
-impl Scalars {
-    /// The scalars of step number `steps`, from 1; computed in f64 and rounded once.
-    pub fn new(adam: &AdamW, steps: u32) -> Self {
-        let (first, second) = adam.betas;
-        let correction = |beta: f64| 1.0 - beta.powi(steps.cast_signed());
-        Self {
-            factor: 1.0,
-            keep: (1.0 - adam.lr * adam.weight_decay) as f32,
-            first_weight: (1.0 - first) as f32,
-            second_decay: second as f32,
-            second_weight: (1.0 - second) as f32,
-            second_root: correction(second).sqrt() as f32,
-            eps: adam.eps as f32,
-            step: -(adam.lr / correction(first)) as f32,
-        }
-    }
 }
 
 /// Parameters, first and second moments of the same numbers.

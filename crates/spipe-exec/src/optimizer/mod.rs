@@ -12,6 +12,7 @@ mod adafactor;
 mod adamw;
 mod adamw_8bit;
 mod device;
+mod device_state;
 mod dynamic_map;
 #[cfg(feature = "cube")]
 mod fused;
@@ -27,7 +28,8 @@ mod state;
 mod undo;
 
 pub use adamw::{AdamW, Exchange};
-pub(crate) use device::{DeviceMoments, DeviceParameter, sums_of_squares};
+pub(crate) use device::sums_of_squares;
+pub(crate) use device_state::{DeviceMoments, DeviceParameter};
 pub(crate) use dynamic_map::{Coded, Map};
 pub(crate) use half::narrowed;
 pub use half::{HalfMut, Numbers};

@@ -3,9 +3,9 @@
 //! | | memory | restored |
 //! |---|---|---|
 //! | [`UndoLog`] | 12 bytes per parameter | every bit |
-//! | [`AdamW::undo`] | none, if the gradients still exist | all but rounding errors |
+//! | [`AdamW::undo`](super::AdamW::undo) | none, if the gradients still exist | all but rounding errors |
 
-use super::{AdamW, Numbers, TensorState, kernel, kernel::Scalars, pieces, pieces::Piece};
+use super::{TensorState, pieces};
 use rayon::prelude::*;
 
 /// Parameters and moments before a step.
@@ -50,31 +50,10 @@ impl UndoLog {
     }
 }
 
-impl AdamW {
-    /// Inverts the last step, which was made with `gradients` times `factor`, by solving its
-    /// formula.
-    ///
-    /// Rounding errors of the step remain: parameters are restored within some units in the last
-    /// place, moments within some units of the larger of themselves and their share of the
-    /// gradient. A step with a gradient that is not finite cannot be inverted.
-    ///
-    /// # Panics
-    /// If the lengths differ, or if no step was made.
-    pub fn undo(&self, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), state: &mut TensorState) {
-        assert!(state.steps > 0, "there is no step to take back");
-        let scalars = Scalars { factor, ..Scalars::new(self, state.steps) };
-        state.steps -= 1;
-        let [first, second] = state.numbers_mut();
-        Piece::new([parameters, first, second], gradients).tasks().for_each(|piece| {
-            piece.change(|state, gradients, _| kernel::undo(scalars, state, gradients));
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::{Exchange, Extent};
+    use crate::optimizer::{AdamW, Exchange, Extent, Numbers};
     use proptest::prelude::*;
 
     proptest! {

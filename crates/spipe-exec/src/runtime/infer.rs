@@ -8,7 +8,7 @@ use crate::{
     nn::layers::Reading,
     options::Options,
     report::{Outputs, Report, Step},
-    runtime::run::{Job, perform},
+    runtime::{job::Job, lanes::perform},
 };
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::{Mode, Workload};

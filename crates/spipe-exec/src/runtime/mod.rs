@@ -3,6 +3,8 @@
 mod bind;
 mod hooks;
 mod infer;
+mod job;
+mod lanes;
 mod ledger;
 mod monitor;
 mod prepare;
@@ -11,12 +13,15 @@ mod run;
 mod run_state;
 mod steps;
 mod trace;
+mod weights;
 
 pub(crate) use bind::bind;
 pub(crate) use hooks::Hooks;
 pub(crate) use infer::{Lengths, all_prompts, inference};
+pub(crate) use job::Job;
+pub(crate) use lanes::named_gradients;
 pub(crate) use prepare::{half, optimizer};
+pub use run::run;
 #[cfg(test)]
 pub(crate) use run::run_with;
-pub(crate) use run::{Job, named_gradients};
-pub use run::{check_weights, run, save_initial_weights, save_weights};
+pub use weights::{check_weights, save_initial_weights, save_weights};

@@ -21,7 +21,7 @@ use crate::{
         weights::{self, AdapterFile, Weights},
     },
     quantised::Format,
-    runtime::{bind::bind, hooks::Hooks, run::Job},
+    runtime::{bind::bind, hooks::Hooks, job::Job},
     stored::FrozenStorage,
     task_error::TaskError,
 };

@@ -15,11 +15,11 @@ use crate::{
 };
 use spipe_base::LayerId;
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use std::ops::ControlFlow;
 
 /// The losses of six steps, some of whose gradients are NaN.
-fn losses(knobs: Knobs, inject_nan: fn(u32, LayerId) -> bool) -> Vec<f64> {
+fn losses(knobs: &[(Knob, u64)], inject_nan: fn(u32, LayerId) -> bool) -> Vec<f64> {
     let setup = Setup {
         system: System::Spipe,
         stages: &FORWARD,
@@ -42,16 +42,16 @@ fn bits(losses: &[f64]) -> Vec<u64> {
 
 #[test]
 fn a_step_that_is_rolled_back_has_not_happened() {
-    let none = losses(Knobs::default(), |_, _| false);
+    let none = losses(&[], |_, _| false);
     // Every chunk skips its own step: nothing has to be undone.
-    let skipped = losses(Knobs::default(), |step, _| step == 2);
+    let skipped = losses(&[], |step, _| step == 2);
     assert_eq!(bits(&skipped[..3]), bits(&none[..3]));
     assert_ne!(bits(&skipped[3..]), bits(&none[3..]));
     // One chunk skips its step; the steps of the others are undone from their logs.
     for inject_nan in
         [|step, layer: LayerId| step == 2 && layer.index() == 4, |step, layer: LayerId| step == 2 && layer.index() == 0]
     {
-        let undone = losses(Knobs::default(), inject_nan);
+        let undone = losses(&[], inject_nan);
         assert_eq!(bits(&undone), bits(&skipped), "{undone:?} {skipped:?}");
     }
 }
@@ -193,7 +193,7 @@ fn a_loss_that_is_not_finite_ends_a_run_that_undoes_steps() {
 
 #[test]
 fn arithmetic_takes_a_step_back_but_for_rounding() {
-    let knobs = Knobs { arithmetic_undo: true, ..Knobs::default() };
+    let knobs = &[(Knob::ArithmeticUndo, 1)];
     let skipped = losses(knobs, |step, _| step == 2);
     let undone = losses(knobs, |step, layer| step == 2 && layer.index() == 4);
     for (undone, skipped) in undone.iter().zip(&skipped) {

@@ -8,7 +8,7 @@ use crate::{
 use spipe_base::Bytes;
 use spipe_exec::{Backend, Options, StepSettings, run};
 use spipe_model::{Lora, Model, Precision};
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use std::ops::ControlFlow;
 
 /// Steps until both matrices of adapters have had several gradients: the first one of A is zero.
@@ -57,7 +57,7 @@ fn pipelines() {
         exactly(&Setup { system, stages, ..Setup::default() });
     }
     exactly(&Setup { stages: &["gpu0 0..2 recompute:2", "cpu0 3..4 recompute"], ..Setup::default() });
-    let knobs = Knobs { head_start: 1, ..Knobs::default() };
+    let knobs = &[(Knob::HeadStart, 1)];
     let stages = &["cpu0 0..1", "gpu0 2..3 recompute:1", "gpu1 4..4"];
     exactly(&Setup { system: System::Hybrid, stages, knobs, ..Setup::default() });
     exactly(&Setup { system: System::ZbV, stages: &KEPT_VEE, ..Setup::default() });
@@ -80,7 +80,7 @@ fn one_kind_of_device_and_sockets() {
     exactly(&Setup { system: System::CpuOnly, stages: &["cpu0 0..4"], ..Setup::default() });
     for system in [System::ZeroOffload, System::ZeroOffloadDelayed] {
         for gradients_leave in [false, true] {
-            let knobs = Knobs { gradients_leave, ..Knobs::default() };
+            let knobs = &[(Knob::GradientsLeave, u64::from(gradients_leave))];
             let stages = &["gpu0 0..1 socket", "gpu0 2..4 socket"];
             exactly(&Setup { system, stages, knobs, ..Setup::default() });
         }
@@ -94,7 +94,12 @@ fn one_kind_of_device_and_sockets() {
 #[test]
 fn streamed_bases() {
     for (write_back, sequential) in [(false, false), (true, true)] {
-        let knobs = Knobs { resident: Some(2), swap: Some(1), write_back, sequential, ..Knobs::default() };
+        let knobs = &[
+            (Knob::Resident, 2),
+            (Knob::Swap, 1),
+            (Knob::WriteBack, u64::from(write_back)),
+            (Knob::Sequential, u64::from(sequential)),
+        ];
         exactly(&Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() });
     }
     exactly(&Setup { system: System::NaiveSwap, stages: &UNITS, ..Setup::default() });

@@ -9,7 +9,7 @@ use crate::{
 use spipe_base::ActionKind;
 use spipe_exec::{Backend, Decay, Options, Schedule, reference, run};
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use std::ops::ControlFlow;
 
 /// Less than the norm of every step.
@@ -27,11 +27,11 @@ fn systems() -> Vec<Setup<'static>> {
     let of = |system, stages| Setup { system, stages, ..Setup::default() };
     let pair: &[&str] = &["gpu0 0..1", "gpu1 2..4"];
     let socket: &[&str] = &["gpu0 0..0 socket", "gpu0 1..2 socket recompute:1", "gpu1 3..4 socket"];
-    let leave = Knobs { gradients_leave: true, ..Knobs::default() };
+    let leave = &[(Knob::GradientsLeave, 1)];
     let shards: &[&str] = &["gpu0 0..1 socket", "gpu0 2..2", "gpu0 3..4 socket recompute:1"];
     let streamed: &[&str] = &["gpu0 0..1 streamed recompute", "gpu0 2..4 streamed"];
     let mobius: &[&str] = &["gpu0 0..1 streamed recompute", "gpu1 2..3 streamed recompute", "gpu0 4..4 recompute"];
-    let synchronous = Knobs { synchronous_optimizer: true, ..Knobs::default() };
+    let synchronous = &[(Knob::SynchronousOptimizer, 1)];
     vec![
         of(System::CpuOnly, &["cpu0 0..4"]),
         of(System::OneForwardOneBackward, pair),
@@ -41,7 +41,7 @@ fn systems() -> Vec<Setup<'static>> {
         of(System::PoF, &["gpu0 0..1 offload", "gpu1 2..2 offload", "gpu0 3..3 offload", "gpu1 4..4 offload"]),
         of(System::ZeroOffload, socket),
         Setup { knobs: synchronous, ..of(System::ZeroOffload, socket) },
-        Setup { knobs: Knobs { urgent_steps: true, ..leave }, ..of(System::ZeroOffload, socket) },
+        Setup { knobs: &[(Knob::GradientsLeave, 1), (Knob::UrgentSteps, 1)], ..of(System::ZeroOffload, socket) },
         of(System::ZeroOffloadDelayed, socket),
         Setup { knobs: leave, ..of(System::ZeroOffloadDelayed, socket) },
         of(System::Fsdp, shards),
@@ -100,7 +100,7 @@ fn a_norm_that_is_found_later_undoes_steps() {
         |kind| program.actions().iter().filter(|action| action.kind == kind && action.guard.is_some()).count();
     assert_eq!([guarded(ActionKind::Rollback), guarded(ActionKind::OptimizerStep)], [BACKWARD.len(); 2]);
     assert!(program.actions().iter().all(|action| action.kind != ActionKind::Norm), "nothing waits for a norm");
-    let knobs = Knobs { arithmetic_undo: true, ..Knobs::default() };
+    let knobs = &[(Knob::ArithmeticUndo, 1)];
     let setup = Setup { clip_norm: SHORT, knobs, ..spipe() };
     let (plain, report) = both(&setup, Backend::Ndarray, STEPS);
     losses_are_near(&setup, &report.losses, &plain.losses, 1e-4);

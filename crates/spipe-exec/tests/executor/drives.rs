@@ -10,7 +10,7 @@ use spipe_base::Bytes;
 use spipe_cost::Optimizer;
 use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, reference, run};
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use std::{ops::ControlFlow, path::Path};
 
 const SOCKET: [&str; 2] = ["gpu0 0..1 socket drive recompute:1", "gpu0 2..4 socket drive"];
@@ -166,7 +166,7 @@ fn whole_shards_from_a_drive_have_the_losses_of_plain_training() {
     let folder = tempfile::tempdir().expect("a folder");
     let shards = SHARDS.map(|stage| stage.replace(" streamed", " streamed-from-drive"));
     let stages = shards.each_ref().map(String::as_str);
-    let knobs = Knobs { shards: Some(1), ..Knobs::default() };
+    let knobs = &[(Knob::Shards, 1)];
     let setup = Setup { system: System::ZeroInfinity, stages: &stages, knobs, ..Setup::default() };
     let (plan, program) = setup.build();
     let options = options(&setup, 5, folder.path());
@@ -223,7 +223,7 @@ fn runs_go_on_from_checkpoints() {
 
 #[test]
 fn a_drive_without_a_folder_is_refused_before_anything_runs() {
-    let setup = Setup { system: System::ZeroOffload, stages: &SOCKET, knobs: Knobs::default(), ..Setup::default() };
+    let setup = Setup { system: System::ZeroOffload, stages: &SOCKET, knobs: &[], ..Setup::default() };
     let error = train(&setup, &all_devices(&setup, Backend::Ndarray, 1)).expect_err("no folder").to_string();
     assert!(error.contains("the plan uses the drive `nvme0`, which has no folder"), "{error}");
     assert!(error.contains("--drive nvme0=FOLDER"), "{error}");

@@ -9,7 +9,7 @@ use spipe_base::Bytes;
 use spipe_cost::Mode;
 use spipe_exec::{Backend, Checkpoints, Inferred, Options, Outputs, Report, RunError, inferred, run};
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use std::ops::ControlFlow;
 
 const MODES: [Mode; 2] = [Mode::Infer, Mode::Generate];
@@ -74,7 +74,7 @@ fn text_goes_on_as_without_a_cache() {
 fn parameters_from_the_host_generate_too() {
     for mode in MODES {
         for (resident, swap) in [(1, 1), (3, 2), (5, 5)] {
-            let knobs = Knobs { resident: Some(resident), swap: Some(swap), ..Knobs::default() };
+            let knobs = &[(Knob::Resident, resident), (Knob::Swap, swap)];
             let setup = Setup { system: System::Superpipeline, stages: &UNITS, knobs, mode, ..Setup::default() };
             tokens(&setup, Backend::Ndarray, 4);
         }

@@ -5,7 +5,7 @@ use spipe_cost::{Mode, Workload};
 use spipe_exec::{Backend, Binding, Data, Options, Tokens};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Knobs, Placement, Plan, Stage, System};
+use spipe_plan::{Knob, Placement, Plan, Stage, System};
 use spipe_schedule::{Program, lower};
 
 /// Three small blocks in the manner of Llama, with grouped queries.
@@ -137,8 +137,8 @@ impl Case<'_> {
         let stages = self.stages.iter().map(|(name, layers, recomputed)| {
             Stage::new(device(name), layers.parse::<LayerRange>().expect("a range")).with_recomputed(*recomputed)
         });
-        let knobs = Knobs { head_start: self.head_start, ..Knobs::default() };
-        let placement = Placement::new(self.system, stages).with_knobs(knobs);
+        let knobs = &[(Knob::HeadStart, self.head_start)];
+        let placement = Placement::new(self.system, stages).with_options(knobs);
         let workload = Workload {
             mode: Mode::Train,
             seq_len: 16,

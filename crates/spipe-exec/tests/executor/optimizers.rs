@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use spipe_cost::Optimizer as Kind;
 use spipe_exec::{Backend, Checkpoint, Checkpoints, Extent, Numbers, Optimizer, Options, StepSettings, run};
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use std::ops::ControlFlow;
 
 /// The tensors of the fixture, which `tests/python/optimizers.py` has made.
@@ -215,7 +215,7 @@ fn what_an_optimizer_cannot_do_is_refused() {
     };
     let muon = refusal(Setup { optimizer: Kind::Muon, ..Setup::default() });
     assert!(muon.contains("the optimizer `muon` instead of adamw,"), "{muon}");
-    let knobs = Knobs { arithmetic_undo: true, ..Knobs::default() };
+    let knobs = &[(Knob::ArithmeticUndo, 1)];
     let backwards = |optimizer| {
         let spipe = Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() };
         refusal(Setup { knobs, optimizer, clip_norm: Some(1.0), ..spipe })

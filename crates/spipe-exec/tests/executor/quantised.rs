@@ -11,7 +11,7 @@ use spipe_base::Bytes;
 use spipe_cost::Mode;
 use spipe_exec::{Backend, run};
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use spipe_schedule::{Buffer, Content};
 use std::ops::ControlFlow;
 
@@ -46,15 +46,15 @@ fn pipelines() {
 
 #[test]
 fn streamed_bases() {
-    let knobs = Knobs { resident: Some(2), swap: Some(1), write_back: true, sequential: true, ..Knobs::default() };
-    for knobs in [Knobs::default(), knobs] {
+    let knobs = &[(Knob::Resident, 2), (Knob::Swap, 1), (Knob::WriteBack, 1), (Knob::Sequential, 1)];
+    for knobs in [&[][..], knobs] {
         exactly(&["nf4", "int8"], &Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() });
     }
     exactly(&["nf4"], &Setup { system: System::NaiveSwap, stages: &UNITS, ..Setup::default() });
     let setup = Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, ..Setup::default() };
     exactly(&["nf4", "int8"], &setup);
     for gradients_leave in [false, true] {
-        let knobs = Knobs { gradients_leave, ..Knobs::default() };
+        let knobs = &[(Knob::GradientsLeave, u64::from(gradients_leave))];
         let stages = &["gpu0 0..1 socket", "gpu0 2..4 socket"];
         exactly(&["nf4"], &Setup { system: System::ZeroOffload, stages, knobs, ..Setup::default() });
     }

@@ -8,7 +8,7 @@ use crate::{
 };
 use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, Schedule, run};
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use std::{ops::ControlFlow, path::Path};
 
 fn train(setup: &Setup<'_>, options: &Options) -> Result<Report, RunError> {
@@ -51,7 +51,7 @@ fn parameters_that_stay() {
     let vee = &["gpu0 0..1", "gpu1 2..2 recompute", "gpu1 3..3", "gpu0 4..4"];
     goes_on(&Setup { system: System::ZbV, stages: vee, ..Setup::default() });
     goes_on(&Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket recompute:2"], ..Setup::default() });
-    let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
+    let knobs = &[(Knob::GradientsLeave, 1)];
     for system in [System::ZeroOffload, System::ZeroOffloadDelayed] {
         goes_on(&Setup { system, stages: &["gpu0 0..1 socket", "gpu0 2..4 socket"], knobs, ..Setup::default() });
     }
@@ -59,7 +59,7 @@ fn parameters_that_stay() {
 
 #[test]
 fn parameters_in_host_memory() {
-    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+    let knobs = &[(Knob::Resident, 2), (Knob::Swap, 1)];
     goes_on(&Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() });
     for precision in [Precision::Fp32, Precision::Bf16] {
         goes_on(&Setup {
@@ -69,7 +69,7 @@ fn parameters_in_host_memory() {
             ..Setup::default()
         });
     }
-    let knobs = Knobs { synchronous_optimizer: true, synchronous_checkpoints: true, ..Knobs::default() };
+    let knobs = &[(Knob::SynchronousOptimizer, 1), (Knob::SynchronousCheckpoints, 1)];
     goes_on(&Setup { system: System::Spipe, stages: &FORWARD, backward: &BACKWARD, knobs, ..Setup::default() });
 }
 
@@ -103,7 +103,7 @@ fn other_systems_go_on_from_the_same_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
     train(&one, &options(2, folder.path())).unwrap();
     let resume = Checkpoint::newest(folder.path()).unwrap().checkpoint;
-    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+    let knobs = &[(Knob::Resident, 2), (Knob::Swap, 1)];
     for other in [
         Setup { system: System::Zb1p, stages: &["gpu0 0..2", "gpu1 3..4"], ..Setup::default() },
         Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() },
@@ -127,7 +127,7 @@ fn steps_that_wait_for_the_next_iteration() {
 #[test]
 fn norms_of_gradients() {
     let (clip_norm, socket) = (Some(0.1), &["gpu0 0..1 socket", "gpu1 2..4 socket"]);
-    let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
+    let knobs = &[(Knob::GradientsLeave, 1)];
     for precision in [Precision::Fp32, Precision::Fp16] {
         let of = |system, stages| Setup { system, stages, precision, clip_norm, ..Setup::default() };
         goes_on(&of(System::OneForwardOneBackward, &["gpu0 0..1", "gpu1 2..4"]));

@@ -6,7 +6,7 @@ use spipe_cost::{Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Options};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Lora, Model, Precision};
-use spipe_plan::{Knobs, Placement, Plan, Stage, System};
+use spipe_plan::{Knob, OrderKind, Placement, Plan, Stage, System, Update};
 use spipe_schedule::{Program, lower};
 use std::fmt::Debug;
 
@@ -18,7 +18,9 @@ pub struct Setup<'a> {
     pub system: System,
     pub stages: &'a [&'a str],
     pub backward: &'a [&'a str],
-    pub knobs: Knobs,
+    pub knobs: &'a [(Knob, u64)],
+    /// Answers that no preset has.
+    pub mixed: Option<(OrderKind, Update)>,
     pub microbatches: u64,
     pub mode: Mode,
     pub precision: Precision,
@@ -42,7 +44,8 @@ impl Default for Setup<'_> {
             system: System::OneForwardOneBackward,
             stages: &["gpu0 0..4"],
             backward: &[],
-            knobs: Knobs::default(),
+            knobs: &[],
+            mixed: None,
             microbatches: 4,
             mode: Mode::Train,
             precision: Precision::Fp32,
@@ -91,8 +94,13 @@ impl Setup<'_> {
         let hardware = Hardware::from_toml("machine.toml", &machine_with(self.gpus, "256 MiB", "4 GB/s"))
             .unwrap_or_else(|faults| panic!("{faults}"));
         let stages = |texts: &[&str]| texts.iter().map(|text| stage(&hardware, text)).collect::<Vec<_>>();
-        let placement = Placement::new(self.system, stages(self.stages)).with_knobs(self.knobs);
-        let placement = placement.with_backward(stages(self.backward));
+        let placement = match self.mixed {
+            Some(answers) => Placement::mixed(answers, stages(self.stages)),
+            None => Placement::new(self.system, stages(self.stages)),
+        };
+        let placement = placement.with_options(self.knobs).with_backward(stages(self.backward));
+        let shards = self.knobs.iter().find(|(knob, _)| *knob == Knob::Shards).map(|(_, shards)| *shards);
+        let placement = if placement.shards_parameters() { placement.over_gpus(&hardware, shards) } else { placement };
         let workload = Workload {
             mode: self.mode,
             seq_len: 16,

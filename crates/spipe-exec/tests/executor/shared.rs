@@ -11,7 +11,7 @@ use spipe_base::{ActionKind, Bytes, Payload};
 use spipe_cost::Mode;
 use spipe_exec::{Backend, Options, Report, run};
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Knob, System};
 use spipe_schedule::{Content, Program};
 use std::ops::ControlFlow;
 
@@ -30,7 +30,7 @@ pub fn cases(model: &str) -> Vec<Setup<'_>> {
         &["gpu0 0..0 streamed", "gpu0 1..1 streamed", "gpu0 2..2 streamed recompute", "gpu0 3..3 streamed"];
     let kept: &[&str] = &["gpu0 0..0", "gpu0 1..1 streamed", "gpu0 2..2 streamed recompute", "gpu0 3..3"];
     let kept_apart: &[&str] = &["gpu0 0..0", "gpu1 1..1 streamed", "gpu0 2..2 streamed recompute", "gpu1 3..3"];
-    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+    let knobs = &[(Knob::Resident, 2), (Knob::Swap, 1)];
     let four: &[&str] = &["gpu0 0..0", "gpu1 1..1", "gpu2 2..2", "gpu3 3..3"];
     vec![
         of(System::OneForwardOneBackward, pair),
@@ -42,17 +42,20 @@ pub fn cases(model: &str) -> Vec<Setup<'_>> {
         of(System::ZbV, vee),
         of(System::Interleaved, dealt),
         of(System::Hybrid, &["gpu0 0..1", "cpu0 2..3"]),
-        Setup { knobs: Knobs { head_start: 1, ..Knobs::default() }, ..of(System::Hybrid, &["cpu0 0..0", "gpu0 1..3"]) },
+        Setup { knobs: &[(Knob::HeadStart, 1)], ..of(System::Hybrid, &["cpu0 0..0", "gpu0 1..3"]) },
         of(System::PoF, &["gpu0 0..0", "gpu1 1..1 offload", "gpu0 2..2", "gpu1 3..3 offload"]),
         of(System::ZeroOffload, &["gpu0 0..1 socket", "gpu1 2..3 socket recompute:1"]),
         of(System::OneForwardOneBackward, &["gpu0 0..1", "gpu1 2..3 socket"]),
         of(System::ZeroOffloadDelayed, &["gpu0 0..1 socket", "gpu1 2..3 socket"]),
         Setup {
-            knobs: Knobs { gradients_leave: true, ..Knobs::default() },
+            knobs: &[(Knob::GradientsLeave, 1)],
             ..of(System::ZeroOffload, &["gpu0 0..0 socket", "gpu0 1..1 socket", "gpu1 2..2 socket", "gpu1 3..3 socket"])
         },
         Setup { knobs, ..of(System::Superpipeline, units) },
-        Setup { knobs: Knobs { write_back: true, ..knobs }, ..of(System::Superpipeline, units) },
+        Setup {
+            knobs: &[(Knob::Resident, 2), (Knob::Swap, 1), (Knob::WriteBack, 1)],
+            ..of(System::Superpipeline, units)
+        },
         Setup { knobs, ..of(System::Superpipeline, kept) },
         of(System::Superpipeline, kept_apart),
         of(System::NaiveSwap, units),
@@ -130,9 +133,7 @@ fn stages_of_one_device_share_one_table() {
 fn sixteen_bits() {
     let model = tied();
     for (precision, of_losses) in [(Precision::Bf16, 0.02), (Precision::Fp16, 0.005)] {
-        let all = cases(&model)
-            .into_iter()
-            .chain([Setup { knobs: Knobs { arithmetic_undo: true, ..Knobs::default() }, ..spipe(&model) }]);
+        let all = cases(&model).into_iter().chain([Setup { knobs: &[(Knob::ArithmeticUndo, 1)], ..spipe(&model) }]);
         for setup in all.map(|setup| Setup { precision, ..setup }) {
             let (plain, report) = both(&setup, Backend::Ndarray, 6);
             losses_are_near(&setup, &report.losses, &plain.losses, of_losses);

@@ -8,7 +8,7 @@ use spipe_base::Bytes;
 use spipe_cost::Mode;
 use spipe_exec::{Backend, Options, Reference, Report, StepSettings, reference, run};
 use spipe_model::Precision;
-use spipe_plan::{Knobs, System};
+use spipe_plan::{Exchange, Knob, OrderKind, System, Update, Vee};
 use std::ops::ControlFlow;
 
 /// Every layer is a chunk of its own with streamed parameters.
@@ -142,16 +142,39 @@ fn optimizers_on_a_socket() {
         exactly(&Setup { system, stages: &["gpu0 0..4 socket recompute:2"], ..Setup::default() });
         let stages = &["gpu0 0..0 socket", "gpu0 1..2 socket recompute:1", "gpu1 3..4 socket"];
         for urgent_steps in [false, !system.is_stale()] {
-            let knobs = Knobs { urgent_steps, ..Knobs::default() };
+            let knobs = &[(Knob::UrgentSteps, u64::from(urgent_steps))];
             exactly(&Setup { system, stages, knobs, ..Setup::default() });
         }
-        let knobs = Knobs { synchronous_optimizer: !system.is_stale(), ..Knobs::default() };
+        let knobs = &[(Knob::SynchronousOptimizer, u64::from(!system.is_stale()))];
         exactly(&Setup { system, stages, knobs, ..Setup::default() });
-        let knobs = Knobs { gradients_leave: true, ..Knobs::default() };
+        let knobs = &[(Knob::GradientsLeave, 1)];
         for microbatches in [1, 4] {
             exactly(&Setup { system, stages, knobs, microbatches, ..Setup::default() });
         }
     }
+}
+
+/// Plans that fit no preset: orders with the optimizer on the host, steps in a phase of their own, exchanges in
+/// another order of steps.
+#[test]
+fn answers_that_no_preset_has() {
+    let (ready, phase) = (Update::AsReady { urgent: false }, Update::Phase { urgent: true });
+    let vee = &["gpu0 0..1 socket", "gpu1 2..2 socket recompute", "gpu1 3..3", "gpu0 4..4 socket"];
+    for update in [ready, phase] {
+        let mixed = Some((OrderKind::Vee { memory: Vee::Full }, update));
+        exactly(&Setup { mixed, stages: vee, ..Setup::default() });
+    }
+    let dealt = &["gpu0 0..1 socket", "gpu1 2..2 socket", "gpu0 3..3 recompute", "gpu1 4..4"];
+    for order in [OrderKind::Interleaved, OrderKind::Grouped { group: Some(1), half: false }] {
+        let knobs = &[(Knob::GradientsLeave, 1)];
+        exactly(&Setup { mixed: Some((order, ready)), knobs, stages: dealt, ..Setup::default() });
+    }
+    let all = &["gpu0 0..1 socket", "gpu1 2..4 socket"];
+    exactly(&Setup { mixed: Some((OrderKind::Gpipe, Update::Delayed)), stages: all, ..Setup::default() });
+    let kept = &["gpu0 0..0 streamed", "gpu0 1..1 streamed recompute", "gpu0 2..3", "gpu0 4..4"];
+    let exchange = Exchange { resident: Some(2), swap: Some(2), sequential: true, ..Exchange::default() };
+    let mixed = Some((OrderKind::Rounds(exchange), Update::AfterBackward));
+    exactly(&Setup { mixed, stages: kept, ..Setup::default() });
 }
 
 #[test]
@@ -166,8 +189,8 @@ fn offloaded_activations() {
     exactly(&Setup { system: System::PoF, stages, frozen: &["2..2"], ..Setup::default() });
     // Consecutive stages of a device share its slots, two or more in each direction.
     let stages = &["gpu0 0..0 offload", "gpu0 1..1 offload", "gpu0 2..2 offload", "gpu1 3..4"];
-    for offload_slots in [None, Some(4)] {
-        let knobs = Knobs { offload_slots, ..Knobs::default() };
+    for offload_slots in [2, 4] {
+        let knobs = &[(Knob::OffloadSlots, offload_slots)];
         exactly(&Setup { knobs, stages, microbatches: 6, ..Setup::default() });
     }
 }
@@ -204,8 +227,12 @@ fn what_is_offloaded_is_in_host_memory() {
 fn parameters_from_the_host() {
     for (resident, swap) in [(1, 1), (2, 1), (3, 2), (5, 5)] {
         for (write_back, sequential) in [(false, false), (true, true)] {
-            let knobs =
-                Knobs { resident: Some(resident), swap: Some(swap), write_back, sequential, ..Knobs::default() };
+            let knobs = &[
+                (Knob::Resident, resident),
+                (Knob::Swap, swap),
+                (Knob::WriteBack, u64::from(write_back)),
+                (Knob::Sequential, u64::from(sequential)),
+            ];
             exactly(&Setup { system: System::Superpipeline, stages: &UNITS, knobs, ..Setup::default() });
         }
     }
@@ -243,7 +270,7 @@ fn passes_with_chunks_of_their_own() {
     // A forward chunk begins within a backward chunk, and layers differ much in size.
     let large = LLAMA.replace("vocabulary = 256", "vocabulary = 4096");
     exactly_for(5, &Setup { model: &large, ..setup.clone() });
-    let knobs = Knobs { synchronous_optimizer: true, synchronous_checkpoints: true, ..Knobs::default() };
+    let knobs = &[(Knob::SynchronousOptimizer, 1), (Knob::SynchronousCheckpoints, 1)];
     exactly(&Setup { knobs, ..setup.clone() });
     // The backward of layer 2 begins on the device to which the forward sends its input anyway.
     let backward = &[
@@ -252,7 +279,7 @@ fn passes_with_chunks_of_their_own() {
         "gpu1 2..2 streamed recompute",
         "gpu0 3..4 streamed recompute",
     ];
-    for knobs in [Knobs::default(), knobs] {
+    for knobs in [&[][..], knobs] {
         exactly(&Setup { backward, knobs, ..setup.clone() });
     }
 }
@@ -263,7 +290,7 @@ fn everything_shared_by_two() {
     exactly(&Setup { system: System::Fsdp, stages, microbatches: 4, ..Setup::default() });
     let stepped = &["gpu0 0..1 socket", "gpu0 2..4 socket recompute:1"];
     exactly(&Setup { system: System::Fsdp, stages: stepped, ..Setup::default() });
-    let knobs = Knobs { urgent_steps: true, synchronous_optimizer: true, ..Knobs::default() };
+    let knobs = &[(Knob::UrgentSteps, 1), (Knob::SynchronousOptimizer, 1)];
     exactly(&Setup { system: System::Fsdp, stages: stepped, knobs, ..Setup::default() });
     let one_round = &["gpu0 0..1 streamed recompute", "gpu0 2..3 streamed", "gpu0 4..4 streamed"];
     exactly(&Setup { system: System::ZeroInfinity, stages: one_round, microbatches: 2, ..Setup::default() });
@@ -275,9 +302,9 @@ fn stages_that_are_still_there() {
     let stages = &["gpu0 0..1 recompute", "gpu0 2..3", "gpu0 4..4"];
     let streamed = &["gpu0 0..0 streamed", "gpu0 1..1 streamed recompute", "gpu0 2..3 streamed", "gpu0 4..4 streamed"];
     for resident in [3, 4] {
-        let knobs = Knobs { resident: Some(resident), ..Knobs::default() };
+        let knobs = &[(Knob::Resident, resident)];
         exactly(&Setup { system: System::Fsdp, stages, knobs, ..Setup::default() });
-        let knobs = Knobs { shards: Some(1), ..knobs };
+        let knobs = &[(Knob::Resident, resident), (Knob::Shards, 1)];
         let setup = Setup { system: System::ZeroInfinity, stages: streamed, knobs, ..Setup::default() };
         exactly(&Setup { clip_norm: Some(0.5), ..setup.clone() });
         exactly(&setup);
@@ -363,7 +390,7 @@ fn frozen_layers() {
             &Setup {
                 system: System::ZeroOffload,
                 stages: &["gpu0 0..1 socket", "gpu0 2..4 socket"],
-                knobs: Knobs { gradients_leave: true, ..Knobs::default() },
+                knobs: &[(Knob::GradientsLeave, 1)],
                 frozen,
                 ..Setup::default()
             },

@@ -2,7 +2,7 @@
 
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::Mode;
-use spipe_plan::{OrderKind, Plan, Update, Weights, uses_drives};
+use spipe_plan::{GradientsLeave, OrderKind, Plan, Update, Weights, uses_drives};
 
 /// Refuses what the runtime cannot express.
 ///
@@ -10,7 +10,7 @@ use spipe_plan::{OrderKind, Plan, Update, Weights, uses_drives};
 /// One fault for each reason, with the nearest plan that can be exported.
 pub fn check(plan: &Plan) -> Result<(), Faults> {
     let (context, placement) = (plan.context(), plan.placement());
-    let (name, order) = (placement.name(), placement.order());
+    let (name, order) = (placement.name(), placement.order);
     let mut faults = Faults::new();
     let mut refuse = |reason: &str, nearest: &str| {
         faults.push(Diagnostic::error(format!("this plan of `{name}` cannot be exported: {reason}")).hint(nearest));
@@ -19,11 +19,11 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
         refuse("the scripts train, and the plan is for inference", "plan with `--mode train`");
     }
     match order {
-        OrderKind::Replicas => refuse(
+        _ if placement.shards_parameters() => refuse(
             "its parameters are sharded over all GPUs, which is no pipeline",
             "use `spipe export fsdp` or `spipe export deepspeed`",
         ),
-        OrderKind::Rounds => refuse(
+        OrderKind::Rounds(_) => refuse(
             "its parameters are streamed from the host across passes, and PyTorch's stages keep theirs on the device",
             "nearest: a plan with `--system zero-offload` or `1f1b` here, or one with `--system zero-infinity` for \
              `spipe export deepspeed`",
@@ -34,7 +34,7 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
         ),
         _ => {}
     }
-    if placement.update() == Update::Delayed {
+    if placement.update == Update::Delayed {
         refuse("its optimizer steps use gradients one iteration old", "nearest: `--system zero-offload`");
     }
     if uses_drives(&context, placement) {
@@ -44,13 +44,13 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
              `--system zero-infinity`",
         );
     }
-    if placement.knobs.gradients_leave {
+    if placement.gradients_leave == GradientsLeave::EachMicrobatch {
         refuse(
             "its gradients leave the GPU with each microbatch, and PyTorch adds them up on the device",
             "nearest: `--system zero-offload` without `gradients-leave`",
         );
     }
-    let pipeline = !matches!(order, OrderKind::Rounds | OrderKind::Replicas);
+    let pipeline = placement.is_pipeline();
     if pipeline && !placement.backward.is_empty() {
         refuse("its backward has stages of its own", "nearest: a plan with the same stages in both passes");
     }

@@ -81,7 +81,7 @@ impl Settings {
             },
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
-            overlaps: !placement.knobs.synchronous_optimizer,
+            overlaps: !placement.update.is_phase(),
         }
     }
 

@@ -21,7 +21,7 @@
 use super::{Denoising, UnetLayer, layer::EXPANSION};
 use crate::{
     Attention, Precision, Recompute,
-    op::{product, sum},
+    work::{product, sum},
 };
 use spipe_base::Bytes;
 

@@ -17,7 +17,7 @@ use super::{
     Condition, Convolution, Denoising, UnetLayer,
     layer::{EXPANSION, KERNEL},
 };
-use crate::op::{LayerWork, Op, product, sum};
+use crate::work::{LayerWork, Op, product, sum};
 
 impl UnetLayer {
     /// Returns the work for `images` images.

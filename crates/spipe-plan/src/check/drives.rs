@@ -2,7 +2,7 @@
 
 use super::found::Found;
 use crate::{
-    Context, Family, Placement, Stage, Weights,
+    Context, Placement, Stage, Weights,
     footprint::{hosted_states, speculates, steps_on_a_host},
 };
 use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId};
@@ -44,21 +44,18 @@ fn streams_from_a_drive(
     placement: &Placement,
     (id, stage): (StageId, &Stage),
 ) -> Option<Diagnostic> {
-    let (drive, system) = (context.drive_of(stage)?, placement.system);
+    let (drive, fixed_by) = (context.drive_of(stage)?, placement.fixed_by());
     let streams = format!("stage `{id}` streams its parameters from `{}`", name(context, drive));
-    if !system.streams_from_drives() {
-        let what = format!("{streams}, but system `{system}` does not stream from drives");
+    if !placement.system.streams_from_drives() || placement.is_pipeline() {
+        let what = format!("{streams}, but {fixed_by} does not stream from drives");
         let hint = "use `superpipeline`, `mobius` or `zero-infinity`, or name a DRAM in `weights-in`";
         return Some(Diagnostic::error(what).hint(hint));
     }
     if context.workload().mode == Mode::Train && speculates(context, placement) {
-        let what = format!("{streams}, but system `{system}` undoes steps, for which parameters stay in DRAM");
+        let what = format!("{streams}, but {fixed_by} undoes steps, for which parameters stay in DRAM");
         return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or name a DRAM in `weights-in`"));
     }
-    let devices = match system.family() {
-        Family::Sharded => placement.participants(context.hardware),
-        _ => vec![stage.device],
-    };
+    let devices = if placement.shards_parameters() { placement.replicas() } else { vec![stage.device] };
     devices.into_iter().find_map(|device| through_dram(context, (streams.clone(), device), drive))
 }
 
@@ -117,7 +114,7 @@ fn of_stage(
         return Some(Diagnostic::error(what).hint("name a socket in `optimizer-on`, or leave `state-on` out"));
     }
     if speculates(context, placement) {
-        let what = format!("{keeps}, but system `{}` undoes steps, for which state stays in DRAM", placement.system);
+        let what = format!("{keeps}, but {} undoes steps, for which state stays in DRAM", placement.fixed_by());
         return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or leave `state-on` out"));
     }
     None

@@ -1,13 +1,14 @@
 //! The checker of placements.
 
+mod answers;
 mod drives;
 mod found;
-mod knobs;
 mod memory;
+mod preset;
 mod sharded;
 mod streamed;
 
-use crate::{Context, Dealing, Family, Placement, Stage, System, Weights, staging};
+use crate::{Context, Dealing, OrderKind, Placement, Stage, System, Update, Weights, staging};
 use found::Found;
 use spipe_base::{Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
@@ -51,31 +52,31 @@ fn shape(
         faults.push(Diagnostic::error("the plan has no stages"));
         return faults.all.or(());
     }
-    check_cover(context, (placement.system, &placement.stages), &mut faults);
+    check_cover(context, (placement, &placement.stages), &mut faults);
     if !placement.backward.is_empty() {
         // In the file, the stages of the backward come after those of the forward.
         let forward = placement.stages.len();
         let behind = |stage: StageId| (position)(StageId::from(stage.index() + forward));
         let mut found = Found { all: Faults::new(), position: &behind };
-        check_cover(context, (placement.system, &placement.backward), &mut found);
+        check_cover(context, (placement, &placement.backward), &mut found);
         faults.all.extend(found.all);
     }
     check_devices(context, placement, &mut faults);
     check_dealing(context, placement, &mut faults);
-    knobs::check(placement, &mut faults);
-    if placement.system.steps_on_host() {
+    preset::check(placement, &mut faults);
+    answers::check(context, placement, &mut faults);
+    if placement.system.steps_on_host() || placement.update == Update::Delayed {
         check_steps(context, placement, &mut faults);
     }
-    match placement.system.family() {
-        Family::Pipeline => {}
-        Family::Streamed => streamed::check(context, placement, &mut faults),
-        Family::Sharded => sharded::check(context, placement, &mut faults),
+    match placement.order {
+        _ if placement.shards_parameters() => sharded::check(context, placement, &mut faults),
+        OrderKind::Rounds(_) => streamed::check(context, placement, &mut faults),
+        _ => {}
     }
     drives::check(context, placement, &mut faults);
-    if context.workload().mode != Mode::Train && !placement.system.infers() {
-        faults.push(
-            Diagnostic::error(format!("system `{}` only trains", placement.system)).hint("use gpipe to run forwards"),
-        );
+    if context.workload().mode != Mode::Train && !(placement.system.infers() && placement.order.infers()) {
+        let what = format!("{} only trains", placement.fixed_by());
+        faults.push(Diagnostic::error(what).hint("use gpipe to run forwards"));
     }
     if faults.all.is_harmless() {
         check_links(context, placement, &mut faults);
@@ -84,8 +85,12 @@ fn shape(
 }
 
 /// Checks that stages are contiguous, disjoint and cover the model.
-fn check_cover(context: &Context<'_>, (system, stages): (System, &IdVec<StageId, Stage>), faults: &mut Found<'_>) {
-    let (family, layers) = (system.family(), context.model.layers().len());
+fn check_cover(
+    context: &Context<'_>,
+    (placement, stages): (&Placement, &IdVec<StageId, Stage>),
+    faults: &mut Found<'_>,
+) {
+    let (is_pipeline, layers) = (placement.is_pipeline(), context.model.layers().len());
     let mut next = 0;
     for (id, stage) in stages.enumerate() {
         let first = stage.layers.first().index();
@@ -98,8 +103,8 @@ fn check_cover(context: &Context<'_>, (system, stages): (System, &IdVec<StageId,
                 ))
                 .hint(format!("start it at layer {next}")),
             );
-        } else if stage.layers.is_empty() && family != Family::Pipeline {
-            let what = format!("stage `{id}` has no layers, but system `{system}` has layers in every stage");
+        } else if stage.layers.is_empty() && !is_pipeline {
+            let what = format!("stage `{id}` has no layers, but {} has layers in every stage", placement.fixed_by());
             faults.push_at(id, Diagnostic::error(what).hint("leave it out, or use system `interleaved-1f1b`"));
         } else if first > next {
             faults.push(Diagnostic::error(format!("layers {next}..{} are in no stage", first - 1)));
@@ -170,13 +175,11 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Foun
 fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let (stages, devices) = (placement.stages.as_slice(), placement.devices());
     let name = |stage: usize| context.hardware.devices()[stages[stage].device].name.clone();
-    if placement.system.family() != Family::Pipeline
-        || stages.iter().any(|stage| context.hardware.devices().get(stage.device).is_none())
-    {
+    if !placement.is_pipeline() || stages.iter().any(|stage| context.hardware.devices().get(stage.device).is_none()) {
         return;
     }
     for index in 0..stages.len() {
-        let (expected, rule) = match placement.system.dealing() {
+        let (expected, rule) = match placement.order.dealing() {
             Dealing::RoundRobin => (index % devices.len(), "assigns stages round-robin"),
             Dealing::Vee if index < devices.len() => (index, "goes down the devices and up again"),
             Dealing::Vee => {
@@ -188,10 +191,10 @@ fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Foun
                     faults.push_at(
                         StageId::from(index),
                         Diagnostic::error(format!(
-                            "stages `s{before}` and `s{index}` are both on `{}` with other stages between them, but system `{}` \
+                            "stages `s{before}` and `s{index}` are both on `{}` with other stages between them, but {} \
                              visits each device once",
                             name(index),
-                            placement.system
+                            placement.fixed_by()
                         ))
                         .hint("use system `interleaved-1f1b`"),
                     );
@@ -204,25 +207,25 @@ fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Foun
             faults.push_at(
                 StageId::from(index),
                 Diagnostic::error(format!(
-                    "stage `s{index}` is on `{}`, but system `{}` {rule}",
+                    "stage `s{index}` is on `{}`, but {} {rule}",
                     name(index),
-                    placement.system
+                    placement.fixed_by()
                 ))
                 .hint(format!("put it on `{device}`")),
             );
         }
     }
-    if placement.system.dealing() == Dealing::Vee && stages.len() != 2 * devices.len() {
+    if placement.order.dealing() == Dealing::Vee && stages.len() != 2 * devices.len() {
         faults.push(Diagnostic::error(format!(
-            "system `{}` has two stages per device, but there are {} on {}",
-            placement.system,
+            "{} has two stages per device, but there are {} on {}",
+            placement.fixed_by(),
             stages.len(),
             devices.len()
         )));
-    } else if placement.system.dealing() == Dealing::RoundRobin && !stages.len().is_multiple_of(devices.len()) {
+    } else if placement.order.dealing() == Dealing::RoundRobin && !stages.len().is_multiple_of(devices.len()) {
         faults.push(Diagnostic::error(format!(
-            "system `{}` has the same number of stages on every device, but there are {} on {}",
-            placement.system,
+            "{} has the same number of stages on every device, but there are {} on {}",
+            placement.fixed_by(),
             stages.len(),
             devices.len()
         )));
@@ -235,11 +238,12 @@ fn check_steps(context: &Context<'_>, placement: &Placement, faults: &mut Found<
         let trained = context.trains(stage.layers);
         trained && stage.optimizer.is_none_or(|socket| socket == stage.device)
     };
+    let host = match placement.system {
+        System::Mixed => format!("the update `{}`", placement.update),
+        system => format!("system `{system}`"),
+    };
     for (id, _) in placement.stages.enumerate().filter(stays) {
-        let what = format!(
-            "the optimizer step of stage `{id}` runs on its device, but system `{}` runs them on the host",
-            placement.system
-        );
+        let what = format!("the optimizer step of stage `{id}` runs on its device, but {} runs them on the host", host);
         faults.push_at(id, Diagnostic::error(what).hint("give it a socket in `optimizer-on`, or use system `1f1b`"));
     }
 }
@@ -275,10 +279,10 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<
 fn check_ties(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let device = |stage: &Stage| &context.hardware.devices()[stage.device];
     let trains = context.workload().mode == Mode::Train;
-    let moves = |stage: &&Stage| match placement.system.family() {
-        Family::Pipeline => trains,
-        Family::Streamed => trains && matches!(stage.weights, Weights::Resident),
-        _ => false,
+    let moves = |stage: &&Stage| match placement.order {
+        _ if placement.shards_parameters() => false,
+        OrderKind::Rounds(_) => trains && matches!(stage.weights, Weights::Resident),
+        _ => trains,
     };
     for stage in placement.stages.iter().filter(moves) {
         let Some(tie) = context.model.borrows(stage.layers) else { continue };

@@ -1,24 +1,21 @@
 //! The rules of sharded systems.
 
 use super::found::Found;
-use crate::{Context, Placement, Stage, System, Weights};
+use crate::{Context, Placement, Stage, System, Team, Weights};
 use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId};
 
 /// Checks that the GPUs exist, that routes join neighbours in the ring, that all get the same
 /// number of microbatches, and that host memories are named as expected.
 pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
-    let participants = placement.participants(context.hardware);
-    let gpus = context.hardware.devices().iter().filter(|device| device.is_gpu()).count();
+    let participants = placement.replicas();
     let (count, microbatches) = (participants.len() as u64, context.workload().microbatches);
-    if count == 0 || placement.knobs.shards.is_some_and(|shards| shards != count) {
-        let asked = placement.knobs.shards.unwrap_or(1);
-        faults.push(
-            Diagnostic::error(format!(
-                "the plan has {asked} shards, but `{}` has {gpus} GPUs",
-                context.hardware.name()
-            ))
-            .hint(format!("use between 1 and {gpus}")),
-        );
+    if count == 0 {
+        let fault = Diagnostic::error("parameters are sharded over no GPUs");
+        faults.push(fault.hint("name the GPUs in `replicas` of the `mesh`, or use a machine with GPUs"));
+        return;
+    }
+    if let Some(fault) = placement.mesh.replicas.iter().find_map(|teams| wrong_replica(context, teams)) {
+        faults.push(fault);
         return;
     }
     if !microbatches.is_multiple_of(count) {
@@ -33,9 +30,9 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
         faults.push_at(
             id,
             Diagnostic::error(format!(
-                "stage `{id}` is on `{}`, but system `{}` names the first of its GPUs",
+                "stage `{id}` is on `{}`, but {} names the first of its GPUs",
                 name(stage.device),
-                placement.system
+                placement.fixed_by()
             ))
             .hint(format!("put it on `{}`", name(participants[0]))),
         );
@@ -63,6 +60,21 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
         faults.push_at(id, Diagnostic::error(what).hint("use system `superpipeline`, or more GPUs"));
     }
     check_hosts(context, placement, &participants, faults);
+}
+
+/// The fault of a replica of several teams or devices, or of one that is no GPU.
+fn wrong_replica(context: &Context<'_>, teams: &[Team]) -> Option<Diagnostic> {
+    match teams {
+        [team] if team.len() == 1 => {
+            let device = &context.hardware.devices()[team[0]];
+            let fault = || Diagnostic::error(format!("a replica with sharded parameters is on `{}`", device.name));
+            (!device.is_gpu()).then(|| fault().hint("use GPUs"))
+        }
+        _ => Some(
+            Diagnostic::error("a replica with sharded parameters has several teams or devices")
+                .hint("give each replica one team of one GPU"),
+        ),
+    }
 }
 
 /// Checks that every GPU reaches a host memory, if one is used, and that stages name the memory and
@@ -95,7 +107,7 @@ fn check_hosts(context: &Context<'_>, placement: &Placement, participants: &[Dev
             refuse(format!("updated on `{}`, {shared}", device(other)), format!("use `{}`", device(socket)));
         }
         if stage.offload.is_some() {
-            let what = format!("to offload its activations, but system `{}` does not", placement.system);
+            let what = format!("to offload its activations, but {} does not", placement.fixed_by());
             refuse(what, "leave `offload-to` out, or recompute the layers".into());
         }
     }

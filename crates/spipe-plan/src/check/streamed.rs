@@ -1,14 +1,14 @@
 //! The rules of streamed systems.
 
 use super::found::Found;
-use crate::{Context, Placement, Stage, System, Weights};
+use crate::{Context, OrderKind, Placement, Stage, Weights};
 use spipe_base::{Diagnostic, LayerId, StageId};
 use spipe_hardware::DeviceKind;
 
 /// Checks that every stage may keep its parameters or streams them, that separate backward stages
 /// recompute all layers, and that no device waits for itself.
 pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
-    let system = placement.system;
+    let fixed_by = placement.fixed_by();
     for (index, stage) in placement.all_stages().enumerate() {
         let id = StageId::from(index);
         if matches!(stage.weights, Weights::Resident) {
@@ -27,32 +27,38 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
         }
     }
     let (devices, microbatches) = (placement.devices().len() as u64, context.workload().microbatches);
-    if system == System::NaiveSwap && devices > 1 {
+    if without_overlap(placement) && devices > 1 {
         faults.push(
-            Diagnostic::error(format!("system `{system}` swaps the layers of one GPU, not of {devices}"))
+            Diagnostic::error(format!("{fixed_by} swaps the layers of one GPU, not of {devices}"))
                 .hint("put all stages on one GPU, or use system `superpipeline`"),
         );
     }
     if microbatches < devices {
         faults.push(
-            Diagnostic::error(format!("system `{system}` needs at least as many microbatches as devices"))
+            Diagnostic::error(format!("{fixed_by} needs at least as many microbatches as devices"))
                 .hint(format!("use at least {devices} microbatches")),
         );
     }
 }
 
+/// Whether nothing arrives while layers compute.
+const fn without_overlap(placement: &Placement) -> bool {
+    matches!(placement.order, OrderKind::Rounds(exchange) if exchange.without_overlap)
+}
+
 /// Checks a stage that keeps its parameters: its system allows that, its optimizer step runs on its
 /// own GPU, and no layer is tied to a layer of a streamed stage.
 fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageId, &Stage), faults: &mut Found<'_>) {
-    let system = placement.system;
-    if !system.may_keep() {
-        let message = format!("stage `{id}` keeps its parameters, but system `{system}` streams them");
+    let fixed_by = placement.fixed_by();
+    let coupled = placement.backward.is_empty() && !placement.update.is_early();
+    if !placement.system.may_keep() || !coupled || without_overlap(placement) {
+        let message = format!("stage `{id}` keeps its parameters, but {fixed_by} streams them");
         faults.push_at(id, Diagnostic::error(message).hint("name a host memory in `weights-in`"));
         return;
     }
     let device = &context.hardware.devices()[stage.device];
     if matches!(device.kind, DeviceKind::Socket { .. }) {
-        let message = format!("stage `{id}` stays on `{}`, but system `{system}` computes on GPUs", device.name);
+        let message = format!("stage `{id}` stays on `{}`, but {fixed_by} computes on GPUs", device.name);
         faults.push_at(id, Diagnostic::error(message).hint("put it on a GPU, or use system `hybrid`"));
     }
     if let Some(socket) = stage.optimizer.and_then(|socket| context.hardware.devices().get(socket)) {

@@ -11,7 +11,7 @@ use super::{
     sharded::shard,
     stage::{Footprint, StageFootprint, add},
 };
-use crate::{Context, Family, Placement, Stage, Weights};
+use crate::{Context, Placement, Stage, Weights};
 use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
 use std::{cmp::Reverse, collections::BTreeMap};
 
@@ -62,8 +62,8 @@ pub struct HostedState {
 
 /// The optimizer states of a placement whose steps run on hosts, by stage; none in inference.
 pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<HostedState> {
-    let sharded = placement.system.family() == Family::Sharded;
-    let participants = if sharded { placement.participants(context.hardware) } else { Vec::new() };
+    let sharded = placement.shards_parameters();
+    let participants = if sharded { placement.replicas() } else { Vec::new() };
     let mut states = Vec::new();
     for (id, stage) in placement.backward_stages().enumerate() {
         if context.backward_of(stage.layers).is_none() || !steps_on_a_host(context, stage) {

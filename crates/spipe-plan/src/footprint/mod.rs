@@ -22,7 +22,7 @@ pub(crate) use stage::add;
 pub use stage::{Boundary, Footprint, StageFootprint, needed, offloaded_bytes, stage_footprint};
 pub use streamed::{speculates, streamed_device_bytes, transient_boundaries, undo_log};
 
-use crate::{Context, Family, Held, InFlight, Placement};
+use crate::{Context, Held, InFlight, OrderKind, Placement};
 use spipe_base::StageId;
 
 /// The bytes that `placement` needs in each memory, with the microbatches in flight of
@@ -41,10 +41,10 @@ pub fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
 /// their lanes run at the same time. Among the stages of one device only the largest transient part
 /// counts. Only pipelines ask for `held`.
 pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn Fn(StageId) -> Held) -> Footprint {
-    let mut memories = match placement.system.family() {
-        Family::Pipeline => pipeline::footprint(context, placement, held),
-        Family::Streamed => streamed::footprint(context, placement),
-        Family::Sharded => sharded::footprint(context, placement),
+    let mut memories = match placement.order {
+        _ if placement.shards_parameters() => sharded::footprint(context, placement),
+        OrderKind::Rounds(_) => streamed::footprint(context, placement),
+        _ => pipeline::footprint(context, placement, held),
     };
     drives::move_states(context, placement, &mut memories);
     memories

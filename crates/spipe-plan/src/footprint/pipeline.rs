@@ -5,7 +5,7 @@ use super::stage::{
     Boundary, Footprint, StageFootprint, add, input_bytes, offloaded_bytes, recomputed_bytes, stage_footprint,
     tied_state,
 };
-use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, Held, Placement, Stage, Update};
+use crate::{Context, Dealing, FEWEST_OFFLOAD_SLOTS, GradientsLeave, Held, Placement, Stage, Update};
 use spipe_base::{Bytes, DeviceId, IdVec, MemoryId, StageId};
 use spipe_cost::LayerMemory;
 use std::{cmp::Reverse, collections::BTreeMap};
@@ -71,7 +71,7 @@ fn keep_largest_transient(placement: &Placement, needs: &mut IdVec<StageId, Stag
 /// The bytes of microbatches between the two parts of a split backward beside their saved
 /// activations: recomputed or reloaded activations, and the incoming gradient.
 fn waiting_slots(context: &Context<'_>, placement: &Placement, stage: &Stage, held: Held) -> Bytes {
-    if !placement.system.splits_backward() || context.backward_of(stage.layers).is_none() {
+    if !placement.order.splits_backward() || context.backward_of(stage.layers).is_none() {
         return Bytes::ZERO;
     }
     let reloaded = if stage.offload.is_some() { offloaded_bytes(context, stage) } else { Bytes::ZERO };
@@ -92,7 +92,7 @@ fn more_boundary_slots(
     let output = context.cost.memory(stage.layers.last(), stage.device).boundary;
     // Adjacent stages of one device that run as one stage pass on a single tensor, which the
     // transient part counts.
-    let one = u64::from(placement.system.dealing() == Dealing::Single);
+    let one = u64::from(placement.order.dealing() == Dealing::Single);
     // Beyond the two slots of double buffering.
     let more = held.slots.saturating_sub(2);
     let slots_in = match before {
@@ -129,7 +129,7 @@ fn add_gradient_slots(context: &Context<'_>, placement: &Placement, memories: &m
 pub fn gradients_leave(context: &Context<'_>, placement: &Placement, stage: &Stage) -> bool {
     let shares = context.model.borrows(stage.layers).is_some() || context.model.lends(stage.layers).is_some();
     let elsewhere = stage.optimizer.is_some_and(|socket| socket != stage.device);
-    placement.knobs.gradients_leave && elsewhere && !shares && context.trains(stage.layers)
+    placement.gradients_leave == GradientsLeave::EachMicrobatch && elsewhere && !shares && context.trains(stage.layers)
 }
 
 fn gradient_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {
@@ -176,7 +176,7 @@ fn on_the_host(
     if let Some(socket) = stage.optimizer {
         // The updated parameters, in the device's precision, wait here for their copy. A delayed
         // step uses the gradients of the iteration before while those of this one arrive.
-        let gradients = if placement.update() == Update::Delayed { 2 } else { 1 };
+        let gradients = if placement.update == Update::Delayed { 2 } else { 1 };
         let held = |memory: &LayerMemory| memory.optimizer + memory.gradients * gradients + memory.updated;
         let state = stage.layers.iter().map(|layer| held(context.cost.memory(layer, stage.device))).sum();
         let need = StageFootprint { state, ..StageFootprint::default() };

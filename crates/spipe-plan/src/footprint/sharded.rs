@@ -137,7 +137,7 @@ pub const fn shard(bytes: Bytes, shards: usize) -> Bytes {
 /// holds beside them while a stage computes.
 pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
-    let participants = placement.participants(context.hardware);
+    let participants = placement.replicas();
     // Most devices are alike, and so is what they hold while they compute.
     let mut alike: Option<(Vec<ShardedFootprint>, Bytes)> = None;
     for device in &participants {

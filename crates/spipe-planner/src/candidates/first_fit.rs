@@ -64,7 +64,7 @@ mod tests {
         candidates::candidates,
         common::{Instance, LayerText, MachineText, machine_text, model_text, workload},
     };
-    use spipe_plan::System;
+    use spipe_plan::{Knob, System};
 
     /// A large layer and seven small ones, with boundaries of 32 MiB for each of four microbatches,
     /// on three GPUs of `memory` MiB.
@@ -93,7 +93,7 @@ mod tests {
             placement.stages.iter().filter(|stage| stage.device == first).count()
         };
         let all_of = |memory: u64| -> Vec<(Option<u64>, usize)> {
-            fitting(memory).iter().map(|placement| (placement.knobs.resident, on_the_first(placement))).collect()
+            fitting(memory).iter().map(|placement| (Knob::Resident.of(placement), on_the_first(placement))).collect()
         };
         assert_eq!(all_of(640), []);
         assert_eq!(all_of(700), [(Some(2), 1)]);

@@ -21,7 +21,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{
-    Activations, Context, Dealing, FEWEST_OFFLOAD_SLOTS, Family, Knobs, Placement, Stage, System, footprint, needed,
+    Activations, Context, Dealing, FEWEST_OFFLOAD_SLOTS, Knob, Placement, Stage, System, footprint, needed,
 };
 use std::time::Duration;
 
@@ -94,14 +94,14 @@ pub(crate) fn least(costs: &CostSums<'_>, system: System, (most, time): (f64, Du
 
 /// Returns the functions that build placements of `system` from an assignment.
 fn builds<'b>(costs: &'b CostSums<'_>, (system, rules): (System, SystemRules)) -> Vec<Build<'b>> {
-    let chain = system.family() == Family::Pipeline && system.dealing() == Dealing::Single;
+    let chain = system.is_pipeline() && system.dealing() == Dealing::Single;
     if let Some(turn) = rules.turn.filter(|_| chain) {
         let head_start = if let Warmup::OneFOneB(ahead) = turn { ahead } else { 0 };
         let short = |(most, wanted): (usize, u64)| -> Build<'b> {
             let offload_slots = Some(wanted).filter(|wanted| *wanted > FEWEST_OFFLOAD_SLOTS);
-            let knobs = Knobs { head_start, offload_slots, ..Knobs::default() };
             Box::new(move |counts| {
-                let placement = chained(costs, (system, most), counts)?.with_knobs(knobs);
+                let placement = chained(costs, (system, most), counts)?.with(Knob::HeadStart, head_start);
+                let placement = placement.with_option(Knob::OffloadSlots, offload_slots);
                 slots(&costs.context, &placement).contains(&offload_slots).then_some(placement)
             })
         };

@@ -18,10 +18,11 @@ use crate::{
     feasibility::shortage,
     hosts::shared_out,
     problem::{Deadline, PlanError, Problem},
+    space::rules::Family,
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;
-use spipe_plan::{Context, Family, Placement, System};
+use spipe_plan::{Context, Placement, System};
 
 /// Returns the generated placements of `system`: with host state near each device, and where
 /// sockets can be chosen also with that state shared among them.
@@ -29,7 +30,7 @@ pub fn candidates(context: &Context<'_>, system: System) -> Vec<Placement> {
     if context.workload().mode != Mode::Train && !system.infers() {
         return Vec::new();
     }
-    let candidates = match system.family() {
+    let candidates = match Family::of(system) {
         Family::Pipeline => pipelines::candidates(context, system),
         Family::Streamed => streamed::candidates(context, system),
         Family::Sharded => sharded::candidates(context, system),

@@ -13,7 +13,7 @@ use crate::{
     },
 };
 use spipe_base::{DeviceId, LayerRange};
-use spipe_plan::{Context, Dealing, Knob, Knobs, Placement, Stage, System, check};
+use spipe_plan::{Context, Dealing, GradientsLeave, Knob, Placement, Stage, System, check};
 
 /// Limit on chunks per device: c chunks leave 1/c of the bubble, so that a fifth one saves a twentieth.
 const MOST_CHUNKS: usize = 4;
@@ -77,9 +77,10 @@ fn on_most(context: &Context<'_>, gpus: &[DeviceId], on: &dyn Fn(&[DeviceId]) ->
 /// Adds, for each placement whose gradients may leave with each microbatch, the variant in which
 /// they do.
 pub(crate) fn leaving_or_not(list: &mut Vec<Placement>) {
-    let may = |placement: &&Placement| Knob::GradientsLeave.is_of(placement.system) && !placement.knobs.gradients_leave;
-    let leave =
-        |placement: &Placement| placement.clone().with_knobs(Knobs { gradients_leave: true, ..placement.knobs });
+    let may = |placement: &&Placement| {
+        Knob::GradientsLeave.is_of(placement.system) && placement.gradients_leave == GradientsLeave::Complete
+    };
+    let leave = |placement: &Placement| placement.clone().with(Knob::GradientsLeave, 1);
     let leaving: Vec<Placement> = list.iter().filter(may).map(leave).filter(|leave| !list.contains(leave)).collect();
     list.extend(leaving);
 }

@@ -3,10 +3,10 @@
 
 use crate::bisect::first_of;
 use crate::costs::{bytes_of, ms_of};
-use crate::space::rules::SystemSpec;
+use crate::space::rules::{Family, SystemSpec};
 use spipe_base::{DeviceId, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Dealing, Family, Footprint, Placement, Stage, footprint, needed};
+use spipe_plan::{Context, Dealing, Footprint, Placement, Stage, footprint, needed};
 
 /// Limit on stages above which counting their memory takes too long.
 const MOST_STAGES: usize = 96;
@@ -14,7 +14,7 @@ const MOST_STAGES: usize = 96;
 /// Returns `changed` with the least recompute that fits on the devices whose stages differ from
 /// those of `placement`; none if this changes nothing.
 pub(crate) fn repaired(context: &Context<'_>, placement: &Placement, changed: &Placement) -> Option<Placement> {
-    let suits = match changed.system.family() {
+    let suits = match Family::of(changed.system) {
         Family::Pipeline => changed.system.dealing() == Dealing::Single,
         Family::Sharded => true,
         Family::Streamed => false,

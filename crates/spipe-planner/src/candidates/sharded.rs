@@ -22,7 +22,7 @@ use crate::{
 };
 use rayon::prelude::*;
 use spipe_base::{Bytes, LayerRange};
-use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Knobs, Placement, Stage, System, check, footprint, needed};
+use spipe_plan::{Context, FEWEST_RESIDENT, Knob, Placement, Stage, System, check, footprint, needed};
 use std::collections::BTreeSet;
 
 /// Numbers of resident stages that are tried, at most a factor of two apart.
@@ -68,7 +68,7 @@ pub(crate) fn candidates(context: &Context<'_>, system: System) -> Option<Vec<Pl
             }
             let alike = |choice: &ShardedMode| partition.iter().map(|layers| choice.stage(context, *layers)).collect();
             let stages = choices.iter().filter_map(alike);
-            placements.extend(stages.filter_map(|stages| placement(system, (shards, few), stages)));
+            placements.extend(stages.filter_map(|stages| placement(context, system, (shards, few), stages)));
         }
     }
     Some(placements)
@@ -85,7 +85,7 @@ fn filled(
     let of = |lean: &ShardedMode, rich: &ShardedMode, count: usize| {
         let choice = |index: usize| if index < count { lean } else { rich };
         let stages = partition.iter().enumerate().map(|(index, layers)| choice(index).stage(context, *layers));
-        placement(system, (shards, resident), stages.collect::<Option<_>>()?)
+        placement(context, system, (shards, resident), stages.collect::<Option<_>>()?)
     };
     let fits = |placement: Option<Placement>| placement.filter(|placement| check(context, placement).is_ok());
     let rich = choices.iter().enumerate().filter(|(_, choice)| choice.home == Home::Device);
@@ -180,7 +180,7 @@ fn ordered(
 ) -> Option<Placement> {
     let each = runs.iter().flat_map(|run| run.units.iter().zip(order(&run.choices)));
     let stages: Option<Vec<Stage>> = each.map(|(layers, choice)| choice.stage(context, *layers)).collect();
-    let placement = placement(system, (shards, resident), stages?)?;
+    let placement = placement(context, system, (shards, resident), stages?)?;
     Some(made_to_fit(context, placement))
 }
 
@@ -233,17 +233,21 @@ pub(crate) fn promising((context, pins): (&Context<'_>, &Pins), list: Vec<Placem
             (None, may) => vec![may],
         }
     };
-    let in_order = |placement: &Placement, urgent_steps: bool| {
-        placement.clone().with_knobs(Knobs { urgent_steps, ..placement.knobs })
-    };
+    let in_order =
+        |placement: &Placement, urgent_steps: bool| placement.clone().with(Knob::UrgentSteps, u64::from(urgent_steps));
     let each = chosen.iter().enumerate();
     each.flat_map(|it| orders(it).into_iter().map(move |urgent| in_order(it.1, urgent))).collect()
 }
 
-fn placement(system: System, (shards, resident): (usize, usize), stages: Vec<Stage>) -> Option<Placement> {
+fn placement(
+    context: &Context<'_>,
+    system: System,
+    (shards, resident): (usize, usize),
+    stages: Vec<Stage>,
+) -> Option<Placement> {
     let resident = Some(resident as u64).filter(|resident| *resident > FEWEST_RESIDENT);
-    let knobs = Knobs { shards: Some(shards as u64), resident, ..Knobs::default() };
-    (!stages.is_empty()).then(|| Placement::new(system, stages).with_knobs(knobs))
+    let placement = Placement::new(system, stages).over_gpus(context.hardware, Some(shards as u64));
+    (!placement.stages.is_empty()).then(|| placement.with_option(Knob::Resident, resident))
 }
 
 /// Orders the stages of a run by choice, those with recompute first: they run before the others'

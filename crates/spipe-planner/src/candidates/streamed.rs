@@ -17,7 +17,7 @@ use crate::{
 };
 use spipe_base::{Bytes, DeviceId, LayerRange};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Knobs, Placement, Stage, System};
+use spipe_plan::{Context, Knob, Placement, Stage, System};
 use std::collections::BTreeSet;
 
 /// Limit on GPUs above which the mapping of stages to GPUs is not searched: it tries all 8! = 40,320
@@ -204,8 +204,8 @@ fn units((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<Vec
             let smaller = grid.iter().filter(|swap| *swap <= resident).map(|swap| Some(*swap));
             let swaps: Vec<Option<u64>> = if mixed { smaller.collect() } else { vec![None] };
             for swap in swaps {
-                let knobs = Knobs { resident: Some(*resident), swap, ..Knobs::default() };
-                placements.push(Placement::new(system, stages.clone()).with_knobs(knobs));
+                let placement = Placement::new(system, stages.clone()).with(Knob::Resident, *resident);
+                placements.push(placement.with_option(Knob::Swap, swap));
             }
         }
     }
@@ -229,8 +229,8 @@ fn coarser((context, gpu): (&Context<'_>, DeviceId), system: System) -> Option<P
         let stages = stages(context, &pieces, &|_| gpu, context.workload().mode == Mode::Train)?;
         let mixed = SystemSpec::of(system).streaming == Some(Streaming::Mixed);
         let swap = Some(1).filter(|_| mixed);
-        let with = |resident| Knobs { resident: Some(resident), swap, ..Knobs::default() };
-        let all = [2, 1].map(|resident| Placement::new(system, stages.clone()).with_knobs(with(resident)));
+        let of = Placement::new(system, stages.clone()).with_option(Knob::Swap, swap);
+        let all = [2, 1].map(|resident| of.clone().with(Knob::Resident, resident));
         // If the host cannot hold all stages, some may stay.
         let kept = all.clone().into_iter().filter(|_| mixed);
         let kept = kept.flat_map(|placement| residency::as_many_as_fit(context, &placement));
@@ -248,9 +248,9 @@ fn in_turns(context: &Context<'_>, gpus: &[DeviceId]) -> Option<Vec<Placement>> 
     for resident in [2, 1] {
         let mut all_streamed = Vec::new();
         for (gpus, pieces) in &shapes {
-            let knobs = Knobs { resident: Some(resident), swap: Some(1), ..Knobs::default() };
+            let options = [(Knob::Resident, resident), (Knob::Swap, 1)];
             let of = |recompute: bool| {
-                superpipeline(context, (gpus, pieces), recompute).map(|placement| placement.with_knobs(knobs))
+                superpipeline(context, (gpus, pieces), recompute).map(|placement| placement.with_options(&options))
             };
             let mixed = residency::mixed(context, &of(false)?);
             if mixed.is_empty() {
@@ -330,9 +330,9 @@ pub(crate) fn superpipeline(
     (gpus, pieces): (&[DeviceId], &[LayerRange]),
     recompute: bool,
 ) -> Option<Placement> {
-    let knobs = Knobs { resident: Some(2), swap: Some(1), ..Knobs::default() };
+    let options = [(Knob::Resident, 2), (Knob::Swap, 1)];
     let stages = stages(context, pieces, &|chunk| gpus[chunk % gpus.len()], recompute)?;
-    Some(Placement::new(System::Superpipeline, stages).with_knobs(knobs))
+    Some(Placement::new(System::Superpipeline, stages).with_options(&options))
 }
 
 fn stages(

@@ -1,7 +1,7 @@
 //! The generated candidate that lacks the fewest bytes, as the reason why nothing fits.
 
 use crate::{
-    feasibility::shortage::listed,
+    feasibility::names::listed,
     problem::{PlanError, Problem},
 };
 use spipe_base::{Bytes, Diagnostic, MemoryId, StageId};

@@ -49,7 +49,7 @@ use crate::{
 use rayon::prelude::*;
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, Family, Knob, Knobs, Placement, Stage};
+use spipe_plan::{Context, Dealing, FEWEST_RESIDENT, GradientsLeave, Knob, Placement, Stage};
 use std::collections::BTreeSet;
 
 /// Number of neighbours that are simulated before the best of them is taken. It must not depend on the
@@ -191,7 +191,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     let forward = |stages: Vec<Stage>| Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let backward = |stages: Vec<Stage>| Placement { backward: stages.into_iter().collect(), ..placement.clone() };
     list.extend(other_knobs(context, placement));
-    if placement.system.family() == Family::Sharded {
+    if placement.shards_parameters() {
         list.extend(changed_shared(context, placement));
         list.extend(moved_layers(&placement.stages).into_iter().map(forward));
         list.extend(cut_and_joined(context, placement, false).into_iter().map(forward));
@@ -212,7 +212,7 @@ pub(crate) fn neighbours(context: &Context<'_>, placement: &Placement, host_offl
     list.extend(moved_layers(&placement.stages).into_iter().map(forward));
     list.extend(moved_layers(&placement.backward).into_iter().map(backward));
     list.extend(other_choices(context, placement, host_offload).into_iter().map(forward));
-    if placement.system.family() == Family::Pipeline && placement.system.dealing() == Dealing::Single {
+    if placement.is_pipeline() && placement.system.dealing() == Dealing::Single {
         list.extend(cut_and_joined(context, placement, host_offload).into_iter().map(forward));
         list.extend(in_parts(&placement.stages).into_iter().map(forward));
         list.extend(moved_stages(context, &placement.stages).into_iter().map(forward));
@@ -403,31 +403,37 @@ fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Ve
 /// Changes a knob: k, k′ and the head start by one, the slots for offloaded activations, the order
 /// of the host's steps, and whether gradients leave.
 fn other_knobs(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
-    let knobs = placement.knobs;
-    let with = |knobs| Placement { knobs, ..placement.clone() };
+    let with = |knob: Knob, value: Option<u64>| placement.clone().with_option(knob, value);
     let around = |value: u64| [value.checked_sub(1), Some(value + 1)].into_iter().flatten();
     let layers = placement.stages.len() as u64;
     let mut list = Vec::new();
-    let shared = placement.system.family() == Family::Sharded;
-    let (resident, fewest) =
-        if shared { (Some(placement.resident_stages() as u64), FEWEST_RESIDENT) } else { (knobs.resident, 1) };
+    let shared = placement.shards_parameters();
+    let swap = Knob::Swap.of(placement);
+    let (resident, fewest) = if shared {
+        (Some(placement.resident_stages() as u64), FEWEST_RESIDENT)
+    } else {
+        (Knob::Resident.of(placement), 1)
+    };
     if let Some(resident) = resident {
         let others = around(resident).filter(|other| (fewest..=layers).contains(other));
-        let swap = |resident: u64| knobs.swap.map(|swap| swap.min(resident));
-        list.extend(others.map(|resident| with(Knobs { resident: Some(resident), swap: swap(resident), ..knobs })));
+        let swap = |resident: u64| swap.map(|swap| swap.min(resident));
+        list.extend(others.map(|k| with(Knob::Resident, Some(k)).with_option(Knob::Swap, swap(k))));
     }
-    if let (Some(resident), Some(swap)) = (knobs.resident, knobs.swap) {
+    if let (Some(resident), Some(swap)) = (Knob::Resident.of(placement), swap) {
         let others = around(swap).filter(|other| (1..=resident).contains(other));
-        list.extend(others.map(|swap| with(Knobs { swap: Some(swap), ..knobs })));
+        list.extend(others.map(|swap| with(Knob::Swap, Some(swap))));
     }
     let most = SystemSpec::of(placement.system).largest_head_start();
-    let others = around(knobs.head_start).filter(|other| *other <= most);
-    list.extend(others.map(|head_start| with(Knobs { head_start, ..knobs })));
-    let slots = slots(context, placement).into_iter().filter(|slots| *slots != knobs.offload_slots);
-    list.extend(slots.map(|offload_slots| with(Knobs { offload_slots, ..knobs })));
-    let orders = orders(placement).iter().filter(|urgent| **urgent != knobs.urgent_steps);
-    list.extend(orders.map(|urgent| with(Knobs { urgent_steps: *urgent, ..knobs })));
-    let leave = Some(!knobs.gradients_leave).filter(|_| Knob::GradientsLeave.is_of(placement.system));
-    list.extend(leave.map(|gradients_leave| with(Knobs { gradients_leave, ..knobs })));
+    let others = around(Knob::HeadStart.of(placement).unwrap_or(0)).filter(|other| *other <= most);
+    list.extend(others.map(|head_start| with(Knob::HeadStart, Some(head_start))));
+    let slots = slots(context, placement).into_iter().filter(|slots| *slots != placement.offload.slots);
+    list.extend(slots.map(|slots| with(Knob::OffloadSlots, slots)));
+    let urgent = placement.update.is_urgent();
+    let orders = orders(placement).iter().filter(|other| **other != urgent);
+    list.extend(orders.map(|urgent| with(Knob::UrgentSteps, Some(u64::from(*urgent)))));
+    if Knob::GradientsLeave.is_of(placement.system) {
+        let leave = placement.gradients_leave == GradientsLeave::EachMicrobatch;
+        list.push(with(Knob::GradientsLeave, Some(u64::from(!leave))));
+    }
     list
 }

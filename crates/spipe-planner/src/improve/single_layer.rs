@@ -10,7 +10,7 @@ use crate::{
 use crate::{problem::SYSTEMS, space::enumerate::slots};
 use spipe_base::StageId;
 use spipe_cost::Mode;
-use spipe_plan::{Context, Knobs, Placement, Stage, footprint};
+use spipe_plan::{Context, Knob, Placement, Stage, footprint};
 
 /// Limit on layers, since each becomes a stage that is counted and simulated.
 const MOST_LAYERS: usize = 256;
@@ -22,7 +22,7 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement, host_offload
     let Some(fine) = fine(context, placement) else { return Vec::new() };
     let mut list = vec![fine.clone()];
     if host_offload {
-        let with = |offload_slots| fine.clone().with_knobs(Knobs { offload_slots, ..fine.knobs });
+        let with = |offload_slots| fine.clone().with_option(Knob::OffloadSlots, offload_slots);
         list.extend(slots(context, &fine).into_iter().filter_map(|slots| stepped(context, &with(slots))));
     }
     list.retain(|other| other != placement);

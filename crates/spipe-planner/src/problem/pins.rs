@@ -1,10 +1,13 @@
 //! Pins: constraints that the user sets on the plan. Every device set below holds indices of
 //! devices of the machine.
 
-use crate::hosts::{on_device, socket_of};
+use crate::{
+    hosts::{on_device, socket_of},
+    space::rules::Family,
+};
 use spipe_base::{DeviceId, LayerRange};
 use spipe_cost::Mode;
-use spipe_plan::{Activations, Context, Family, Knob, Knobs, Placement, Stage, System, Weights};
+use spipe_plan::{Activations, Context, Knob, Placement, Stage, System, Weights};
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
@@ -241,8 +244,8 @@ impl Pins {
         if self.is_empty() {
             return true;
         }
-        let shared: Vec<usize> = match placement.system.family() {
-            Family::Sharded => placement.participants(context.hardware).into_iter().map(|id| id.index()).collect(),
+        let shared: Vec<usize> = match Family::of(placement.system) {
+            Family::Sharded => placement.replicas().into_iter().map(|id| id.index()).collect(),
             _ => Vec::new(),
         };
         let on = |layer: usize, device: usize| {
@@ -252,16 +255,12 @@ impl Pins {
         let layers = placement
             .all_stages()
             .all(|stage| stage.layers.iter().all(|layer| on(layer.index(), stage.device.index())));
-        let kept = placement.backward_stages().iter().all(|stage| match placement.system.family() {
-            Family::Sharded => self.allow_shared(context, placement.participants(context.hardware), stage),
+        let kept = placement.backward_stages().iter().all(|stage| match Family::of(placement.system) {
+            Family::Sharded => self.allow_shared(context, placement.replicas(), stage),
             _ => self.allow_stage(context, stage, training),
         });
         let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.device.index()).collect();
-        layers
-            && kept
-            && self.allows_given(placement)
-            && self.allows_devices(&devices)
-            && self.allows_knobs(placement.system, &placement.knobs)
+        layers && kept && self.allows_given(placement) && self.allows_devices(&devices) && self.allows_knobs(placement)
     }
 
     /// Whether `system` has all pinned knobs.
@@ -269,9 +268,10 @@ impl Pins {
         self.knobs.keys().all(|knob| knob.is_of(system))
     }
 
-    /// Whether `system` has the pinned knobs, at their values.
-    pub(crate) fn allows_knobs(&self, system: System, knobs: &Knobs) -> bool {
-        self.knobs.iter().all(|(knob, value)| knob.is_of(system) && knob.of(knobs) == Some(*value))
+    /// Whether the system of `placement` has the pinned knobs, and `placement` their values.
+    pub(crate) fn allows_knobs(&self, placement: &Placement) -> bool {
+        let held = |(knob, value): (&Knob, &u64)| knob.is_of(placement.system) && knob.of(placement) == Some(*value);
+        self.knobs.iter().all(held)
     }
 
     /// The pinned value of a knob.
@@ -279,23 +279,14 @@ impl Pins {
         self.knobs.get(&knob).copied()
     }
 
-    /// `placement` with the pinned values of the knobs that do not depend on its stages.
-    pub(crate) fn with_common_knobs(&self, placement: Placement) -> Placement {
-        let knobs = self.common_knobs(placement.system, placement.knobs);
-        placement.with_knobs(knobs)
-    }
-
-    /// `knobs` with the pinned values of the knobs that do not depend on stages. Offload slots that
+    /// `placement` with the pinned values of the knobs that do not depend on its stages. Offload slots that
     /// are set keep their value.
-    pub(crate) fn common_knobs(&self, system: System, knobs: Knobs) -> Knobs {
-        let pinned = |knob: Knob| self.knob(knob).filter(|_| knob.is_of(system));
-        Knobs {
-            offload_slots: knobs.offload_slots.or(pinned(Knob::OffloadSlots)),
-            urgent_steps: knobs.urgent_steps || pinned(Knob::UrgentSteps) == Some(1),
-            gradients_leave: knobs.gradients_leave || pinned(Knob::GradientsLeave) == Some(1),
-            synchronous_optimizer: knobs.synchronous_optimizer || pinned(Knob::SynchronousOptimizer) == Some(1),
-            ..knobs
-        }
+    pub(crate) fn with_common_knobs(&self, placement: Placement) -> Placement {
+        let pinned = |knob: Knob| self.knob(knob).filter(|_| knob.is_of(placement.system));
+        let slots = placement.offload.slots.or(pinned(Knob::OffloadSlots));
+        let switches = [Knob::UrgentSteps, Knob::GradientsLeave, Knob::SynchronousOptimizer];
+        let on = switches.into_iter().filter(|knob| pinned(*knob) == Some(1));
+        on.fold(placement.clone(), |held, knob| held.with(knob, 1)).with_option(Knob::OffloadSlots, slots)
     }
 
     /// Whether the choices of a sharded stage satisfy the pins on each participating device; each

@@ -4,10 +4,10 @@
 use crate::{
     costs::{CostSums, HostOffload},
     score::{sharded::estimate as estimate_of_shared, streamed::estimate as estimate_of_streamed},
-    space::rules::{SystemRules, Warmup},
+    space::rules::{Family, SystemRules, Warmup},
 };
 use spipe_base::DeviceId;
-use spipe_plan::{Dealing, Family, Placement, Stage};
+use spipe_plan::{Dealing, Knob, Placement, Stage};
 use std::collections::BTreeMap;
 
 /// The work of one device, all its stages together, in ms: passes per microbatch, steps and copies
@@ -64,7 +64,7 @@ impl Turn {
 pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f64> {
     let system = placement.system;
     let all_forwards_first = SystemRules::of(system).turn == Some(Warmup::GPipe);
-    match system.family() {
+    match Family::of(system) {
         Family::Sharded => return Some(estimate_of_shared(&costs.context, placement)),
         Family::Streamed => return Some(estimate_of_streamed(&costs.context, placement)),
         Family::Pipeline => {}
@@ -85,7 +85,8 @@ pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f6
         if all_forwards_first {
             return (apart + turn.pass() + rest + between).max(turn.link);
         }
-        let in_flight = costs.microbatches.min((turns.len() - index) as u64 + placement.knobs.head_start) as f64;
+        let in_flight =
+            costs.microbatches.min((turns.len() - index) as u64 + Knob::HeadStart.of(placement).unwrap_or(0)) as f64;
         let forwards = (in_flight * turn.forward).max(turn.forward + rest);
         let backwards = (in_flight * (turn.recompute + turn.backward)).max(turn.returning() + rest);
         let cycle = turn.busy().max((turn.pass() + rest) / in_flight);

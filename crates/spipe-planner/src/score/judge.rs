@@ -2,7 +2,7 @@
 
 use crate::{costs::CostSums, problem::Problem, score::sharded::busiest as busiest_of_shared};
 use spipe_base::SimTime;
-use spipe_plan::{Family, Placement, check};
+use spipe_plan::{Placement, check};
 
 /// The simulated iteration time of a placement, and the placement.
 pub(crate) type Scored = (SimTime, Placement);
@@ -30,7 +30,7 @@ pub(crate) fn acceptable(problem: &Problem<'_>, placement: Placement) -> Option<
 /// Returns the time for which the busiest device computes per iteration, in ms; in sharded systems
 /// that of the busiest resource. No iteration is shorter.
 pub(crate) fn busiest(costs: &CostSums<'_>, placement: &Placement) -> f64 {
-    if placement.system.family() == Family::Sharded {
+    if placement.shards_parameters() {
         return busiest_of_shared(&costs.context, placement);
     }
     let mut busy = vec![0.0; costs.devices.len()];

@@ -5,7 +5,7 @@ use crate::costs::{back_through, bytes_of, ms_of};
 use crate::score::lane::{Lane, link_times};
 use spipe_base::{Bytes, DeviceId, MemoryId};
 use spipe_cost::LayerMemory;
-use spipe_plan::{Context, Placement, Stage, Weights};
+use spipe_plan::{Context, Knob, Placement, Stage, Weights};
 use std::collections::BTreeMap;
 
 /// Estimates the iteration time of `placement`, in ms: the time for which its busiest resource works, a
@@ -18,7 +18,7 @@ pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
     let mut busy = Busy { context, lanes: BTreeMap::new() };
     let mut slowest = [0.0_f64; 2];
     let (back, same) = (placement.backward_stages(), placement.backward.is_empty());
-    let held = placement.knobs.resident.unwrap_or(1) as usize;
+    let held = Knob::Resident.of(placement).unwrap_or(1) as usize;
     let rounds = context.workload().microbatches as f64;
     // Of each device, the streamed stages that its last forwards have left there.
     let mut left: BTreeMap<DeviceId, usize> = BTreeMap::new();

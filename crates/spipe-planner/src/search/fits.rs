@@ -17,7 +17,7 @@ use crate::{
     },
 };
 use rayon::prelude::*;
-use spipe_plan::{Family, Placement, System};
+use spipe_plan::{Placement, System};
 use std::cmp::Reverse;
 
 /// Result of the feasibility test.
@@ -85,7 +85,7 @@ pub(crate) fn decide(problem: &Problem<'_>, candidates: &Candidates<'_>, deadlin
     // If neither the GPUs nor the host can hold all layers, a mixture may fit.
     let found = found.or_else(|| {
         let costs = CostSums::new(problem.context, &problem.options);
-        let shared = other.par_iter().filter(|system| system.family() == Family::Sharded);
+        let shared = other.par_iter().filter(|system| system.shards_parameters());
         let (pins, deadline) = (&problem.options.pins, Deadline::new(problem));
         let counted = |system: &System| shared_placements((&costs, pins), (*system, f64::INFINITY), &deadline);
         shared.find_map_first(|system| counted(system).into_iter().find_map(scored))

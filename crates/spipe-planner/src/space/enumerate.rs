@@ -17,8 +17,7 @@ use crate::{
 };
 use spipe_base::{DeviceId, LayerRange, StageId};
 use spipe_plan::{
-    Context, Dealing, FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Family, InFlight, Knob, Knobs, Placement, Stage, System,
-    check_shape,
+    Context, Dealing, FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, InFlight, Knob, Placement, Stage, System, check_shape,
 };
 use std::collections::BTreeSet;
 
@@ -90,8 +89,8 @@ fn with_knobs(
     let mut all = Vec::new();
     for stages in lists {
         let plain = Placement::new(system, stages.iter().copied());
-        for knobs in knobs(costs, &plain) {
-            all.extend(helped((&costs.context, pins), &plain.clone().with_knobs(knobs)));
+        for placement in turned(costs, &plain) {
+            all.extend(helped((&costs.context, pins), &placement));
         }
         if all.len() > most {
             return None;
@@ -106,38 +105,40 @@ pub(crate) fn helped((context, pins): (&Context<'_>, &Pins), placement: &Placeme
     let pinned = |knob: Knob| pins.knob(knob).filter(|_| knob.is_of(placement.system));
     let slots = pinned(Knob::OffloadSlots).map_or_else(|| slots(context, placement), |pinned| vec![Some(pinned)]);
     let orders = pinned(Knob::UrgentSteps).map_or_else(|| orders(placement).to_vec(), |pinned| vec![pinned > 0]);
-    let with = |offload_slots, urgent_steps| Knobs { offload_slots, urgent_steps, ..placement.knobs };
-    let each = slots.iter().flat_map(|slots| orders.iter().map(move |urgent| with(*slots, *urgent)));
-    each.map(|knobs| placement.clone().with_knobs(knobs)).collect()
+    let with = |slots: Option<u64>, urgent: bool| {
+        let held = placement.clone().with_option(Knob::OffloadSlots, slots);
+        held.with(Knob::UrgentSteps, u64::from(urgent))
+    };
+    slots.iter().flat_map(|slots| orders.iter().map(move |urgent| with(*slots, *urgent))).collect()
 }
 
-/// Returns every value of the other knobs that planners turn.
-fn knobs(costs: &CostSums<'_>, placement: &Placement) -> Vec<Knobs> {
-    let (plain, stages) = (Knobs::default(), placement.stages.len() as u64);
+/// Returns `placement` with every value of the other knobs that planners turn.
+fn turned(costs: &CostSums<'_>, placement: &Placement) -> Vec<Placement> {
+    let (with, stages) = (|knob, value| placement.clone().with(knob, value), placement.stages.len() as u64);
     let shared = |shards: usize| {
         let others = (FEWEST_RESIDENT + 1..=stages).map(Some);
         let resident = std::iter::once(None).chain(others);
-        resident.map(move |resident| Knobs { shards: Some(shards as u64), resident, ..plain })
+        let shared = placement.clone().over_gpus(costs.context.hardware, Some(shards as u64));
+        resident.map(move |resident| shared.clone().with_option(Knob::Resident, resident))
     };
-    let resident = |resident: u64| Knobs { resident: Some(resident), ..plain };
     let spec = SystemSpec::of(placement.system);
     if spec.rules.shared {
         return shares(&costs.context).flat_map(shared).collect();
     }
     if spec.streaming == Some(Streaming::OneByOne) {
-        return (1..=stages).map(resident).collect();
+        return (1..=stages).map(|k| with(Knob::Resident, k)).collect();
     }
     if spec.streaming == Some(Streaming::Mixed) {
-        let swaps = |k: u64| (1..=k).map(move |swap| Knobs { swap: Some(swap), ..resident(k) });
+        let swaps = |k: u64| (1..=k).map(move |swap| with(Knob::Resident, k).with(Knob::Swap, swap));
         return (1..=stages).flat_map(swaps).collect();
     }
     if Knob::GradientsLeave.is_of(placement.system) {
-        return [false, true].map(|gradients_leave| Knobs { gradients_leave, ..plain }).to_vec();
+        return [0, 1].map(|leave| with(Knob::GradientsLeave, leave)).to_vec();
     }
     // Without a CPU stage there is no head start.
     let has_cpu = placement.stages.iter().any(|stage| costs.context.is_cpu(stage.device));
     let most = if has_cpu { spec.largest_head_start() } else { 0 };
-    (0..=most).map(|head_start| Knobs { head_start, ..plain }).collect()
+    (0..=most).map(|head_start| with(Knob::HeadStart, head_start)).collect()
 }
 
 /// Returns the numbers of offload slots worth a try: the fewest, and more if stages of a device
@@ -221,7 +222,7 @@ impl PlacementWalk<'_, '_> {
         let (count, used) = (stages.len(), self.devices.iter().filter(|device| has(**device)).count());
         match self.system.dealing() {
             _ if self.rules.computing == DeviceSet::OneGpu => has(device) || (new && used == 0),
-            _ if self.system.family() != Family::Pipeline => new || has(device),
+            _ if !self.system.is_pipeline() => new || has(device),
             Dealing::Single => new || is(count.wrapping_sub(1)),
             Dealing::RoundRobin if count > used => is(count % used),
             Dealing::RoundRobin => new || is(0),

@@ -7,7 +7,7 @@ use crate::{
 };
 use spipe_base::DeviceId;
 use spipe_cost::Mode;
-use spipe_plan::{Context, Placement, Stage, Weights};
+use spipe_plan::{Context, Knob, Placement, Stage, Weights};
 
 impl Pins {
     /// `placement` with devices exchanged for others of their kind, other choices for stages with
@@ -23,7 +23,10 @@ impl Pins {
             self.choose(context, &rules, stage);
         }
         for (knob, value) in self.knobs.iter().filter(|(knob, _)| knob.is_of(placement.system)) {
-            held.knobs = knob.set(held.knobs, *value);
+            held = match knob {
+                Knob::Shards => held.over_gpus(context.hardware, Some(*value)),
+                _ => held.with(*knob, *value),
+            };
         }
         held
     }

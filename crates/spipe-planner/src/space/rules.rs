@@ -35,6 +35,28 @@ impl DeviceSet {
     }
 }
 
+/// A group of systems with the same way of moving data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Family {
+    /// Parameters stay on the device of their stage, and microbatches flow through the stages.
+    Pipeline,
+    /// Parameters are streamed from the host in rounds.
+    Streamed,
+    /// Parameters are divided among replicas.
+    Sharded,
+}
+
+impl Family {
+    /// The family of `system`.
+    pub const fn of(system: System) -> Self {
+        match (system.is_pipeline(), system.shards_parameters()) {
+            (true, _) => Self::Pipeline,
+            (_, true) => Self::Sharded,
+            _ => Self::Streamed,
+        }
+    }
+}
+
 /// Whether a system never, always or optionally makes a choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Permission {

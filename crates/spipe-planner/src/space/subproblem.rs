@@ -7,7 +7,7 @@ use crate::{
     space::rules::SystemSpec,
 };
 use spipe_base::{DeviceId, LayerRange, StageId};
-use spipe_plan::{InFlight, Knobs, Placement, Stage, System};
+use spipe_plan::{InFlight, Knob, Placement, Stage, System};
 
 /// A system with its head start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -17,8 +17,8 @@ pub(crate) struct ScheduleKind {
 }
 
 impl ScheduleKind {
-    pub fn knobs(self) -> Knobs {
-        Knobs { head_start: self.head_start, ..Knobs::default() }
+    pub fn of(self, stages: impl IntoIterator<Item = Stage>) -> Placement {
+        Placement::new(self.system, stages).with(Knob::HeadStart, self.head_start)
     }
 }
 
@@ -101,8 +101,7 @@ impl Subproblem {
     pub fn new(costs: &CostSums<'_>, devices: &[usize], schedule: ScheduleKind) -> Self {
         let stages = devices.len();
         let one_layer = |(index, device): (usize, &usize)| Stage::new(DeviceId::from(*device), single(index));
-        let sketch =
-            Placement::new(schedule.system, devices.iter().enumerate().map(one_layer)).with_knobs(schedule.knobs());
+        let sketch = schedule.of(devices.iter().enumerate().map(one_layer));
         let in_flight = |stage: usize| {
             InFlight::of(&sketch, StageId::from(stage), costs.microbatches, |device| {
                 costs.devices[device.index()].is_cpu
@@ -185,7 +184,7 @@ impl Subproblem {
                 None => stage_of,
             }
         };
-        Placement::new(self.schedule.system, (0..self.stages()).map(stage)).with_knobs(self.schedule.knobs())
+        self.schedule.of((0..self.stages()).map(stage))
     }
 
     /// The host offload of a stage; none if undecided.
@@ -216,8 +215,7 @@ pub(crate) fn cases(problem: &Problem<'_>, costs: &CostSums<'_>, sequences: &[Ve
         let has_cpu = devices.iter().any(|device| costs.devices[*device].is_cpu);
         let case = |schedule| Subproblem::new(costs, devices, schedule);
         let schedule_kinds = schedule_kinds(&problem.systems, has_cpu).into_iter();
-        let knobs = |schedule: &ScheduleKind| pins.common_knobs(schedule.system, schedule.knobs());
-        let allowed = |schedule: &ScheduleKind| pins.allows_knobs(schedule.system, &knobs(schedule));
+        let allowed = |schedule: &ScheduleKind| pins.allows_knobs(&pins.with_common_knobs(schedule.of([])));
         schedule_kinds.filter(allowed).map(case).collect::<Vec<_>>()
     };
     sequences.iter().filter(|devices| pins.allows_devices(devices)).flat_map(of_sequence).collect()

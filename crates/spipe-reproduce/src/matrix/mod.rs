@@ -191,10 +191,8 @@ fn counts(plan: &Plan) -> BTreeMap<&'static str, usize> {
     let layers = |wanted: &dyn Fn(&spipe_plan::Stage) -> bool| {
         stages().filter(|stage| wanted(stage)).map(|stage| stage.layers.count()).sum::<usize>()
     };
-    let participants = placement.participants(context.hardware).len();
-    let shared = placement.system.family() == spipe_plan::Family::Sharded;
     BTreeMap::from([
-        ("devices", if shared { participants } else { placement.devices().len() }),
+        ("devices", placement.computing().len()),
         ("layers on CPUs", layers(&|stage| context.is_cpu(stage.device))),
         ("layers recomputed", stages().map(|stage| stage.recomputed).sum()),
         ("layers streamed", layers(&|stage| matches!(stage.weights, Weights::Streamed(_)))),

@@ -10,7 +10,7 @@ use crate::{
 };
 use serde::Deserialize;
 use spipe_base::{Bytes, Diagnostic, Faults, LayerRange, Text};
-use spipe_plan::{Knobs, Placement, Stage, System};
+use spipe_plan::{Knob, Placement, Stage, System};
 use std::collections::BTreeMap;
 
 #[derive(Deserialize)]
@@ -56,11 +56,11 @@ impl Measured {
     }
 
     fn placement(&self, bench: &Bench) -> Result<Placement, Faults> {
-        let (system, knobs) = match (self.resident, self.swap) {
-            (None, None) if self.checkpointing => (System::Checkpointing, Knobs::default()),
-            (None, None) => (System::GpuOnly, Knobs::default()),
+        let (system, options) = match (self.resident, self.swap) {
+            (None, None) if self.checkpointing => (System::Checkpointing, Vec::new()),
+            (None, None) => (System::GpuOnly, Vec::new()),
             (Some(resident), Some(swap)) if (1..=resident).contains(&swap) => {
-                (System::Superpipeline, Knobs { resident: Some(resident), swap: Some(swap), ..Knobs::default() })
+                (System::Superpipeline, vec![(Knob::Resident, resident), (Knob::Swap, swap)])
             }
             _ => {
                 let fault = Diagnostic::error("k and k' are not 1 ≤ k' ≤ k");
@@ -82,7 +82,7 @@ impl Measured {
             Some(if streams { stage.with_weights_in(host).with_optimizer_on(socket) } else { stage })
         };
         let stages: Vec<Stage> = context.cost.layers().filter_map(stage).collect();
-        Ok(Placement::new(system, stages).with_knobs(knobs))
+        Ok(Placement::new(system, stages).with_options(&options))
     }
 }
 

@@ -8,7 +8,7 @@ use spipe_plan::{Context, Placement};
 /// A builder with the machine's memories, devices and channels, under the machine's own ids.
 pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
     let (model, hardware, workload) = (context.model, context.hardware, context.workload());
-    let participants = placement.computing(hardware);
+    let participants = placement.computing();
     let used = |device| participants.contains(&device);
     let notes = hardware
         .devices()

@@ -25,9 +25,9 @@ use spipe_plan::{Context, OrderKind, Placement};
 /// # Errors
 /// The faults of the system's options, and missing routes.
 pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
-    match placement.order() {
-        OrderKind::Rounds => streamed::lower(context, placement),
-        OrderKind::Replicas => sharded::lower(context, placement),
+    match placement.order {
+        _ if placement.shards_parameters() => sharded::lower(context, placement),
+        OrderKind::Rounds(_) => streamed::lower(context, placement),
         _ => pipeline::lower(context, placement),
     }
 }

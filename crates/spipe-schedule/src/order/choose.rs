@@ -55,14 +55,14 @@ struct Candidates {
 fn candidates(context: &Context<'_>, placement: &Placement) -> Result<Candidates, Faults> {
     let microbatches = context.workload().microbatches as usize;
     let (devices, chunks) = (placement.devices().len(), placement.chunks());
-    let fallback = match placement.order() {
+    let fallback = match placement.order {
         OrderKind::Interleaved => interleaved(devices, chunks, microbatches),
         OrderKind::Grouped { group, half } => {
             let default = if half { devices.div_ceil(2) } else { devices };
             gis(devices, chunks, microbatches, group.map_or(default, |group| group as usize))
         }
         OrderKind::Uniform => uniform(devices, chunks, microbatches),
-        OrderKind::Vee(shape) => {
+        OrderKind::Vee { memory: shape } => {
             let each: Vec<Vec<StageId>> = placement.stages.ids().map(|id| vec![id]).collect();
             let times = turn_times(context, placement, &each);
             let (fallback, preferred) = v_of_stages(shape, &times, microbatches)?;
@@ -85,7 +85,7 @@ fn one_turn_per_device(
         OrderKind::Gpipe => gpipe(count, microbatches),
         OrderKind::ZbH1 => zb_h1(count, microbatches)?,
         OrderKind::ZbH2 => zb_h2(count, microbatches)?,
-        OrderKind::Automatic { turns: default, limit } => {
+        OrderKind::Automatic { turns: default, memory_limit: limit } => {
             let most = StageTimes::UNIT * limit.unwrap_or(default * count as u64);
             automatic(&turn_times(context, placement, &turns), microbatches, most)?
         }

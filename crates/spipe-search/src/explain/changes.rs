@@ -11,7 +11,7 @@ use crate::{
 use spipe_base::{LayerRange, SimTime, StageId, readable::percent};
 use spipe_cost::Workload;
 use spipe_hardware::MemoryKind;
-use spipe_plan::{Family, Placement, Plan, Stage};
+use spipe_plan::{Placement, Plan, Stage};
 use spipe_trace::TriedChange;
 use std::sync::Arc;
 
@@ -128,7 +128,7 @@ fn optimizer_moved(explained: &Explained<'_>) -> (String, Option<Found>) {
 /// recompute follows the layers.
 fn boundaries_moved(explained: &Explained<'_>, base: SimTime) -> Vec<Tried> {
     let placement = explained.placement();
-    if placement.system.family() == Family::Sharded || !placement.backward.is_empty() {
+    if placement.shards_parameters() || !placement.backward.is_empty() {
         return Vec::new();
     }
     let mut all = Vec::new();

@@ -25,7 +25,7 @@ use crate::request::{pins, spelling::Spelling, systems::current};
 use spipe_base::{LayerRange, MemoryId, SimTime, StageId};
 use spipe_cost::{Mode, Parallelism};
 use spipe_model::{LayerKind, Recompute};
-use spipe_plan::{Family, Placement, Stage, Weights};
+use spipe_plan::{Placement, Stage, Weights};
 use spipe_schedule::Program;
 use spipe_trace::Pitfall;
 use std::collections::BTreeSet;
@@ -225,7 +225,7 @@ impl Case<'_> {
 
     fn too_many_stages(&self) -> Option<Pitfall> {
         let placement = self.explained.placement();
-        if placement.system.family() == Family::Sharded || !placement.backward.is_empty() {
+        if placement.shards_parameters() || !placement.backward.is_empty() {
             return None;
         }
         let pairs = placement.stages.ids().skip(1).flat_map(|behind| {

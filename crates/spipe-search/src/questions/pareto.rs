@@ -2,7 +2,7 @@
 
 use crate::evaluator::Evaluator;
 use spipe_base::{Bytes, SimTime};
-use spipe_plan::{Plan, Stage, System, Weights, uses_drives};
+use spipe_plan::{Knob, Plan, Stage, System, Weights, uses_drives};
 use std::time::{Duration, Instant};
 
 /// The least speedup that a choice with more memory must bring to be listed, as a fraction: smaller
@@ -69,7 +69,8 @@ fn all(plan: &Plan, limit: Duration) -> Option<Vec<Choice>> {
         let device = placement.stages.as_slice()[0].device;
         let memory = &context.hardware.memories()[context.hardware.devices()[device].memory];
         let track = simulation.trace.memories.iter().find(|track| track.name == memory.name);
-        let (Some(resident), Some(swap), Some(track)) = (placement.knobs.resident, placement.knobs.swap, track) else {
+        let options = [Knob::Resident, Knob::Swap].map(|knob| knob.of(&placement));
+        let ([Some(resident), Some(swap)], Some(track)) = (options, track) else {
             continue;
         };
         let layers = |of: &dyn Fn(&Stage) -> usize| placement.stages.iter().map(of).sum();

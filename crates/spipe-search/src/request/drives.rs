@@ -3,7 +3,7 @@
 use crate::error::SearchError;
 use spipe_base::MemoryId;
 use spipe_hardware::{Hardware, MemoryKind};
-use spipe_plan::{Family, System};
+use spipe_plan::System;
 
 /// The drives that a request names.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl DriveFor {
     /// activations.
     pub const fn suits(self, system: System) -> bool {
         (self.parameters.is_none() || system.streams_from_drives())
-            && (self.activations.is_none() || matches!(system.family(), Family::Pipeline))
+            && (self.activations.is_none() || system.is_pipeline())
     }
 
     /// Whether none is named.

@@ -10,7 +10,7 @@ use spipe_base::{DeviceId, Diagnostic, LayerRange};
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Dealing, Family, Layout, LayoutPart, System};
+use spipe_plan::{Dealing, Layout, LayoutPart, System};
 use spipe_planner::{Named, Pin};
 
 /// The conditions of a request, in words.
@@ -99,7 +99,7 @@ fn system(given: &str, chunks: usize, spelling: Spelling) -> Result<System, Sear
     };
     let offloads = matches!(system, System::PoH | System::PoF) || system.steps_on_host();
     let suits = match system.dealing() {
-        _ if system.family() != Family::Pipeline || offloads => false,
+        _ if !system.is_pipeline() || offloads => false,
         Dealing::Single => chunks == 1,
         Dealing::RoundRobin => true,
         Dealing::Vee => false,

@@ -32,7 +32,7 @@ pub fn least_memory(request: &Request, found: Seen) -> Seen {
         alone.map(move |layers| Stage { layers, recomputed: 1, ..stage })
     };
     let stages: Vec<Stage> = placement.stages.iter().flat_map(single).collect();
-    let by_layer = Placement::new(System::Checkpointing, stages).with_knobs(placement.knobs);
+    let by_layer = Placement { stages: stages.into_iter().collect(), ..placement.clone() };
     let most = SimTime::ns((simulated.as_ns() as f64 * (1.0 + WORSE)) as u64);
     match setting.evaluator().checked_iteration(&by_layer).filter(|time| *time <= most) {
         Some(time) => (time, *workload, by_layer),

@@ -1,6 +1,6 @@
 //! The text above the chart, and the legend.
 
-use super::layout::{Layout, MARGIN};
+use super::measures::{LINE, MARGIN};
 use crate::{
     DrawError,
     canvas::{Canvas, Type},
@@ -12,8 +12,6 @@ use plotters::prelude::DrawingBackend;
 use spipe_base::{IdleCause, SimTime};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The distance between lines of text.
-pub(super) const LINE: f64 = 19.0;
 const TITLE: Type = Type::new(20.0).bold();
 const FACT: Type = Type::new(13.0).color([0x33; 3]);
 const NOTE: Type = Type::new(13.0).bold().color([0x7A, 0x4B, 0x00]);
@@ -134,11 +132,11 @@ fn bubbles(scene: &Scene) -> Vec<(Swatch, String)> {
 }
 
 /// Draws heading and legend.
-pub(super) fn draw<DB: DrawingBackend>(canvas: &Canvas<DB>, layout: &Layout) -> Result<(), DrawError> {
-    for line in &layout.header.lines {
+pub(super) fn draw<DB: DrawingBackend>(canvas: &Canvas<DB>, header: &Header) -> Result<(), DrawError> {
+    for line in &header.lines {
         canvas.text(&line.text, (MARGIN, line.baseline), line.style)?;
     }
-    for entry in &layout.header.entries {
+    for entry in &header.entries {
         let (top, bottom) = (entry.baseline - 10.0, entry.baseline + 3.0);
         let frame = (entry.x, top, entry.x + SWATCH, bottom);
         match entry.swatch {

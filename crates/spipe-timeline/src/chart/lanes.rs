@@ -1,8 +1,9 @@
 //! The lanes and the time axis.
 
 use super::{
-    header::{LINE, draw_bubble},
-    layout::{END_HEIGHT, LANE_TYPE, Layout, MARGIN, PlacedRow, TRACK_TYPE},
+    header::draw_bubble,
+    layout::{END_HEIGHT, LANE_TYPE, Layout, PlacedRow, TRACK_TYPE},
+    measures::{LINE, MARGIN},
 };
 use crate::{
     DrawError,

@@ -1,6 +1,9 @@
 //! The layout of the chart, in points.
 
-use super::header::{self, Header};
+use super::{
+    header::Header,
+    measures::{LINE, MARGIN},
+};
 use crate::{
     canvas::{Frame, Type},
     scene::{Row, Scene, plural},
@@ -9,8 +12,6 @@ use spipe_base::SimTime;
 
 /// The width of the picture.
 const WIDTH: f64 = 1400.0;
-/// The width of the border.
-pub(super) const MARGIN: f64 = 24.0;
 /// The width of the busy share at the right end of lanes.
 const RIGHT: f64 = 78.0;
 /// The total height of lanes above which they become thinner.
@@ -87,7 +88,7 @@ impl<'s> Layout<'s> {
         let memories = memory_frames(scene, plot);
         let bottom = memories.last().map_or(plot.3, |frame| frame.3);
         let omitted = omitted(scene, shown.len(), memories.len());
-        let height = bottom + 8.0 + omitted.len() as f64 * header::LINE + MARGIN;
+        let height = bottom + 8.0 + omitted.len() as f64 * LINE + MARGIN;
         Self {
             width: WIDTH,
             height,

@@ -1,6 +1,9 @@
 //! The memories: a step curve of each over time, with its capacity and peak.
 
-use super::layout::{LANE_TYPE, Layout, MARGIN};
+use super::{
+    layout::{LANE_TYPE, Layout},
+    measures::MARGIN,
+};
 use crate::{
     DrawError,
     canvas::{Align, Canvas, Frame, Type},

@@ -6,7 +6,7 @@ use spipe_cost::{Mode, Workload};
 use spipe_exec::{Backend, Executor};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
-use spipe_plan::{Knobs, Placement, Plan, Stage, System};
+use spipe_plan::{Knob, Placement, Plan, Stage, System};
 
 /// A system with a placement. A stage is `DEVICE FROM TO` in tenths of the model's layers, followed
 /// by any of `recompute`, `offload`, `socket` (the optimizer runs there) and `streamed`.
@@ -17,7 +17,7 @@ pub(super) struct Case {
     pub mode: Mode,
     pub microbatches: u64,
     system: System,
-    knobs: Knobs,
+    options: &'static [(Knob, u64)],
     stages: &'static [&'static str],
     backward: &'static [&'static str],
 }
@@ -31,8 +31,7 @@ pub(super) fn all() -> Vec<Case> {
 }
 
 fn case(title: &'static str, accelerators: u32, system: System, stages: &'static [&'static str]) -> Case {
-    let knobs = Knobs::default();
-    Case { title, accelerators, mode: Mode::Train, microbatches: 8, system, knobs, stages, backward: &[] }
+    Case { title, accelerators, mode: Mode::Train, microbatches: 8, system, options: &[], stages, backward: &[] }
 }
 
 /// Cases of the socket alone.
@@ -55,11 +54,11 @@ fn on_two() -> Vec<Case> {
         Case { mode: Mode::Infer, ..case("two devices, prompts", 1, System::Gpipe, halves) },
         Case { mode: Mode::Generate, ..case("two devices, token by token", 1, System::Gpipe, halves) },
         Case {
-            knobs: Knobs { head_start: 1, ..Knobs::default() },
+            options: &[(Knob::HeadStart, 1)],
             ..case("hybrid, head start 1", 1, System::Hybrid, &["cpu0 0 4", "gpu0 4 10"])
         },
         Case {
-            knobs: Knobs { resident: Some(3), swap: Some(2), ..Knobs::default() },
+            options: &[(Knob::Resident, 3), (Knob::Swap, 2)],
             ..case("Superpipeline, k = 3, k′ = 2", 1, System::Superpipeline, fifths)
         },
         case("ZeRO-Offload", 1, System::ZeroOffload, &["gpu0 0 10 socket"]),
@@ -112,7 +111,7 @@ impl Case {
     pub fn plan(&self, model: &Model, hardware: &Hardware) -> Result<Plan, Failure> {
         let placed =
             |texts: &[&str]| texts.iter().map(|text| stage(text, model, hardware)).collect::<Result<Vec<_>, _>>();
-        let placement = Placement::new(self.system, placed(self.stages)?).with_knobs(self.knobs);
+        let placement = Placement::new(self.system, placed(self.stages)?).with_options(self.options);
         let placement = placement.with_backward(placed(self.backward)?);
         Plan::new(model.clone(), hardware.clone(), self.workload(model), placement).map_err(Failure::Input)
     }

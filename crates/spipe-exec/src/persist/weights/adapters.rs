@@ -11,6 +11,7 @@
 
 use super::{
     LISTED, WeightsError, by,
+    file_names::{CONFIG, TENSORS},
     layout::Family,
     save::{Numbers, in_place},
 };
@@ -28,9 +29,6 @@ use std::{
     path::Path,
 };
 
-/// The files of an adapter's folder.
-pub(super) const CONFIG: &str = "adapter_config.json";
-pub(super) const TENSORS: &str = "adapter_model.safetensors";
 /// The prefix of a module's name.
 pub(super) const PREFIX: &str = "base_model.model.";
 /// The suffixes of a module's name in the names of A and B.

@@ -1,6 +1,6 @@
 //! Why weights could not be read or written.
 
-use super::adapters::{CONFIG, TENSORS};
+use super::file_names::{CONFIG, TENSORS};
 use spipe_base::{Faults, words_of};
 use std::{io, path::PathBuf};
 

@@ -8,8 +8,10 @@
 
 use super::{
     FILE, INDEX, WeightsError,
-    adapters::{ENDS, PREFIX, TENSORS, read_config},
-    by, files_of,
+    adapters::{ENDS, PREFIX, read_config},
+    by,
+    file_names::TENSORS,
+    files_of,
     save::in_place,
 };
 use crate::persist::tensor_file::{Raw, TensorFile, narrowed_to, widened, write_raw};

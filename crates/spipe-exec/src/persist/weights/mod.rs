@@ -10,6 +10,7 @@
 
 mod adapters;
 mod error;
+mod file_names;
 mod layout;
 mod merge;
 mod save;
@@ -24,6 +25,7 @@ use crate::{
     persist::tensor_file::TensorFile,
     task_error::{NotFinite, TaskError},
 };
+use file_names::{FILE, INDEX};
 use layout::Family;
 use serde::{Deserialize, Serialize};
 use spipe_base::LayerId;
@@ -34,10 +36,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The file of weights in a folder.
-const FILE: &str = "model.safetensors";
-/// The index of several files.
-const INDEX: &str = "model.safetensors.index.json";
 /// The projection to tokens, which a tied head does not have.
 const PROJECTION: &str = "lm_head.weight";
 /// Differences listed in a message.

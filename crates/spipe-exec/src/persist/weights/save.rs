@@ -1,7 +1,8 @@
 //! Saves weights in the layout of transformers.
 
 use super::{
-    FILE, INDEX, Index, IndexMetadata, WeightsError,
+    Index, IndexMetadata, WeightsError,
+    file_names::{FILE, INDEX},
     layout::{Family, Place},
 };
 use crate::{

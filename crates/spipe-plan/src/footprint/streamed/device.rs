@@ -1,7 +1,7 @@
 //! The footprint of one device that streams chunks.
 
 use crate::{
-    Context, ExchangePolicy, Exchanges, InFlight, Placement, Stage, Visit, Weights,
+    Context, ExchangePolicy, Exchanges, InFlight, Knob, Placement, Stage, Visit, Weights,
     footprint::stage::{
         Boundary, Footprint, StageFootprint, add, input_bytes, recomputed_bytes, stage_footprint, tied_state,
     },
@@ -168,7 +168,7 @@ impl Here<'_> {
         let bytes = |stage: &Stage| self.sum(stage, [|memory| memory.parameters, |memory| memory.tied_parameters]);
         let sizes: Vec<(usize, Bytes)> = streamed.clone().map(|(at, (_, stage))| (at, bytes(stage))).collect();
         let most = sizes.iter().map(|(_, bytes)| *bytes).max().unwrap_or_default();
-        if self.placement.knobs.write_back {
+        if Knob::WriteBack.of(self.placement) == Some(1) {
             // Parameters that are copied back hold their memory until the copy has ended.
             return vec![most * policy.capacity() as u64; visits.len()];
         }

@@ -1,4 +1,4 @@
-//! The footprint of systems that stream parameters ([`crate::Family::Streamed`]).
+//! The footprint of systems that stream parameters in rounds.
 
 mod device;
 
@@ -8,7 +8,7 @@ use super::{
     drives::{LOAD_SLOTS, STATE_SLOTS, Slots},
     stage::{Footprint, StageFootprint, add},
 };
-use crate::{Context, ExchangePolicy, Placement, Stage, Update, Weights};
+use crate::{Context, ExchangePolicy, Knob, Placement, Stage, Weights};
 use device::on_device;
 use spipe_base::{Bytes, DeviceId, StageId};
 use spipe_cost::{LayerMemory, Mode};
@@ -32,7 +32,7 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
         add(&mut memories, home, (id, StageFootprint { state: parameters, ..StageFootprint::default() }));
         let state = sum(|memory| memory.gradients) + sum(|memory| memory.optimizer) + lent.unwrap_or_default();
         // Arithmetic undo needs only the gradients, which are counted above.
-        let logs = speculates(context, placement) && !placement.knobs.arithmetic_undo;
+        let logs = speculates(context, placement) && Knob::ArithmeticUndo.of(placement) != Some(1);
         let slots = if logs { undo_log(context, stage) } else { Bytes::ZERO };
         add(&mut memories, host, (id, StageFootprint { state, slots, ..StageFootprint::default() }));
     }
@@ -44,7 +44,7 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
 /// [`STATE_SLOTS`] stages of each socket's optimizer steps, the largest ones.
 fn add_slots_of_drives(context: &Context<'_>, placement: &Placement, memories: &mut Footprint) {
     let training = context.workload().mode == Mode::Train;
-    let units = if placement.knobs.sequential { 1 } else { ExchangePolicy::of(placement).swap };
+    let units = if Knob::Sequential.of(placement) == Some(1) { 1 } else { ExchangePolicy::of(placement).swap };
     let (mut loads, mut steps) = (Slots::default(), Slots::default());
     for (index, stage) in placement.all_stages().enumerate().filter(|(_, stage)| context.drive_of(stage).is_some()) {
         let Some(host) = context.host_of(stage) else { continue };
@@ -71,7 +71,7 @@ fn add_slots_of_drives(context: &Context<'_>, placement: &Placement, memories: &
 /// undone if a gradient is not finite, because the loss scale was too large, or if the norm must be
 /// clipped.
 pub fn speculates(context: &Context<'_>, placement: &Placement) -> bool {
-    let early = placement.update() == Update::DuringBackward;
+    let early = placement.update.is_early();
     early && context.workload().checks_gradients()
 }
 

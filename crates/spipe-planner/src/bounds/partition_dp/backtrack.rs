@@ -1,9 +1,7 @@
 //! Backtracking: the partition that a label stands for.
 
-use crate::bounds::partition_dp::{StageNode, label::Suffix};
 use crate::{
-    bounds::partition_dp::partitioner::{Partitioner, some},
-    costs::{CostSums, HostOffload},
+    bounds::partition_dp::{StageNode, label::Suffix},
     space::subproblem::{DecidedPartition, Subproblem},
 };
 
@@ -22,37 +20,6 @@ pub(crate) fn trace(case: &Subproblem, first: &StageNode<'_>, sockets: f64) -> O
         let way = here.ways[from].list[index];
         decided.push(way.to, way.recomputed, way.host_offload);
         (node, from, index) = (here.behind, way.to, way.next);
-    }
-    Some(decided)
-}
-
-/// Returns a partition whose stages fit their devices, each considered alone.
-pub(crate) fn any(
-    costs: &CostSums<'_>,
-    partitioner: &Partitioner<'_, '_>,
-    case: &Subproblem,
-) -> Option<DecidedPartition> {
-    let (layers, stages) = (costs.layers, case.stages());
-    let mut next: Vec<Vec<Option<(usize, HostOffload, usize)>>> = vec![vec![None; layers + 1]; stages];
-    for stage in (0..stages.min(layers)).rev() {
-        let choices = partitioner.choices(case.stage_slots[stage])?;
-        let farthest = layers.checked_sub(stages - 1 - stage)?;
-        for from in if stage == 0 { 0..1 } else { stage..layers } {
-            let nearest = if stage + 1 == stages { layers } else { from + 1 };
-            let goes_on = |to: &usize| stage + 1 == stages || next[stage + 1][*to].is_some();
-            next[stage][from] = (nearest..=farthest).rev().filter(goes_on).find_map(|to| {
-                let fits = |(host_offload, table): &(HostOffload, &[u16])| {
-                    Some((to, *host_offload, some(table[from * (layers + 1) + to])?))
-                };
-                choices.iter().find_map(fits)
-            });
-        }
-    }
-    let (mut decided, mut from) = (DecidedPartition::empty(case.clone()), 0);
-    for next in next {
-        let (to, host_offload, recomputed) = next[from]?;
-        decided.push(to, recomputed, host_offload);
-        from = to;
     }
     Some(decided)
 }

@@ -17,7 +17,7 @@
 
 use crate::{
     costs::{CostSums, DeviceSums, HostOffload, StageSlot},
-    feasibility::capacity::hold::same,
+    feasibility::capacity::equal_layers::same,
     problem::Deadline,
 };
 use rayon::prelude::*;

@@ -5,6 +5,7 @@ use crate::{
     feasibility::capacity::{
         CostSums, HostOffload, ScheduleKind, StageSlot, Subproblem,
         cut::{self, CutNeeds, CutStage, LayerRangeNeeds},
+        equal_layers::{run, same},
         hold_alike, rooms,
     },
     problem::Deadline,
@@ -181,17 +182,6 @@ fn like(costs: &CostSums<'_>, device: usize, part: LayerRangeNeeds) -> LayerRang
         && device.returns(moved.to) == device.returns(part.to)
         && device.returns(moved.from) == device.returns(moved.to);
     if alike { moved } else { part }
-}
-
-/// Returns the run of equal layers around `layer`: its first layer and count.
-fn run(costs: &CostSums<'_>, layer: usize) -> (usize, usize) {
-    costs.runs[costs.runs.partition_point(|(first, _)| *first <= layer) - 1]
-}
-
-/// Whether layers `from..to` are all equal.
-pub(crate) fn same(costs: &CostSums<'_>, from: usize, to: usize) -> bool {
-    let (first, count) = run(costs, from);
-    to <= first + count
 }
 
 /// Returns a lower bound on the host bytes of a part, in any number of stages; `None` if it does

@@ -30,6 +30,7 @@
 
 mod chain;
 mod cut;
+mod equal_layers;
 mod hold;
 mod packing;
 

@@ -2,7 +2,7 @@
 
 use crate::{
     costs::{CostSums, DeviceSums},
-    formulation::assignment::{DeviceClass, positions::Position, ways},
+    formulation::assignment::{DeviceClass, position::Position, ways},
     problem::tolerances::ROUNDING,
     space::rules::{Permission, SystemRules, Warmup},
 };

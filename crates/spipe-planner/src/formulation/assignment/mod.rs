@@ -3,11 +3,12 @@
 //! Its relaxation, with fractional layers, bounds the iteration of every placement from below. With
 //! whole layers it yields candidates with several stages per device ([`counts`](integral::counts)).
 
+mod chain;
 mod columns;
 pub(crate) mod compute_bound;
 mod host_steps;
 pub(crate) mod integral;
-mod positions;
+mod position;
 
 pub(crate) use crate::formulation::assignment::integral::{
     IntegralOutcome, LayerCounts, Share, SolveLimits, one_class_per_position,
@@ -25,7 +26,7 @@ use crate::{
 };
 use spipe_base::Bytes;
 use spipe_cost::LayerMemory;
-use spipe_plan::{Family, GRADIENT_SLOTS, System};
+use spipe_plan::{GRADIENT_SLOTS, System};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Limits above which the positions of devices are not distinguished: columns (device × class ×
@@ -40,7 +41,7 @@ const MOST_SPLIT: usize = 64;
 /// Returns a lower bound of the iteration of every placement of `system`, which is weaker if
 /// `deadline` has expired.
 pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadline: Option<&Deadline<'_>>) -> Bound {
-    if system.family() == Family::Sharded {
+    if system.shards_parameters() {
         return least_of_shared((costs, pins), system, deadline).max(compute_bound::of_shared(costs));
     }
     let of = |rules: SystemRules| relaxation(costs, &rules, deadline);

@@ -26,7 +26,7 @@ pub(crate) struct Busy<'b, 'a> {
 
 /// Returns the load of the busiest resource, in ms. No iteration of `placement` is shorter.
 pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
-    let mut busy = Busy::new(context, placement.participants(context.hardware), placement.knobs.synchronous_optimizer);
+    let mut busy = Busy::new(context, placement.replicas(), placement.update.is_phase());
     let divided: Vec<LayerRange> = placement.stages.iter().map(|stage| stage.layers).collect();
     let gathers = gathered(context, &divided, (busy.rounds as u64, placement.resident_stages()));
     placement.stages.iter().zip(gathers).for_each(|(stage, gathers)| busy.stage(stage, gathers as f64));

@@ -38,13 +38,13 @@ struct IterationShape {
 
 /// Estimates the iteration time of `placement`, in ms.
 pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
-    let devices = placement.participants(context.hardware);
-    let phased = placement.knobs.synchronous_optimizer;
+    let devices = placement.replicas();
+    let phased = placement.update.is_phase();
     let shape = IterationShape {
         rounds: context.workload().microbatches / devices.len().max(1) as u64,
         resident: placement.resident_stages(),
         first: placement.stages.iter().position(|stage| context.backward_of(stage.layers).is_some()),
-        urgent: placement.knobs.urgent_steps,
+        urgent: placement.update.is_urgent(),
         together: phased || context.workload().checks_gradients(),
     };
     let mut busy = Busy::new(context, devices, phased);

@@ -9,10 +9,11 @@ use crate::{
         judge::{Scored, busiest, faster, judge, judge_within},
     },
     search::portfolio::{FAR, Portfolio, SystemState, allowed},
+    space::rules::Family,
 };
 use rayon::prelude::*;
 use spipe_base::SimTime;
-use spipe_plan::{Family, Placement, System, check};
+use spipe_plan::{Placement, System, check};
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
 /// First and largest number of placements that are simulated before their best limits the others.
@@ -55,11 +56,11 @@ impl Portfolio<'_, '_> {
             }
             self.list(index);
             let candidates = self.systems[index].candidates(self.problem);
-            let scored = self.simulated(candidates, self.systems[index].system.family(), &until);
+            let scored = self.simulated(candidates, Family::of(self.systems[index].system), &until);
             let known = &mut self.systems[index];
             known.examined = scored.examined;
             looks += scored.looks;
-            known.others = others(known.system.family(), &scored.list);
+            known.others = others(Family::of(known.system), &scored.list);
             known.best = scored.list.into_iter().map(Some).fold(heuristic, faster);
         }
     }
@@ -71,7 +72,7 @@ impl Portfolio<'_, '_> {
         for index in 0..self.systems.len() {
             let known = &self.systems[index];
             let none = known.best.is_none() && known.bound < best / FAR;
-            if !none || known.system.family() != Family::Sharded {
+            if !none || !known.system.shards_parameters() {
                 continue;
             }
             let (costs, pins) = (&self.costs, &self.problem.options.pins);
@@ -97,7 +98,7 @@ impl Portfolio<'_, '_> {
             known.bound = known.bound.max(counted.least);
         }
         pipelines::leaving_or_not(&mut candidates);
-        if known.system.family() == Family::Sharded {
+        if known.system.shards_parameters() {
             if programs {
                 let until = self.deadline.percent(budget::COUNTED);
                 candidates.extend(sharded::placements((costs, pins), (known.system, limit), &until));

@@ -61,7 +61,7 @@ pub(super) struct Offloads {
 impl Offloads {
     pub fn new(placement: &Placement) -> Self {
         let slots = usize::try_from(placement.offload_slots()).unwrap_or(usize::MAX);
-        let staggered = placement.offloads_in_turn();
+        let staggered = placement.offload.in_turn;
         Self { slots, staggered, over: BTreeMap::new(), devices: BTreeMap::new(), kept: BTreeMap::new() }
     }
 }

@@ -66,7 +66,7 @@ impl Station {
         let content = Content::Gradients(layers);
         let (gradients, leaving) = match stage.optimizer.filter(|_| gradients_leave(context, placement, &stage)) {
             Some(socket) => {
-                let (host, delayed) = (builder.memory_of(socket), placement.update() == Update::Delayed);
+                let (host, delayed) = (builder.memory_of(socket), placement.update == Update::Delayed);
                 let (gradients, before) = on_host(builder, (content, host, bytes), delayed);
                 (Some(gradients), Some(Leaving { host, bytes, before }))
             }

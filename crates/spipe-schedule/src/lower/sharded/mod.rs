@@ -35,7 +35,7 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneRole, MemoryId, MicrobatchId, SimTime,
     StageId, Subject,
 };
-use spipe_plan::{Context, Placement, Update, Use};
+use spipe_plan::{Context, Placement, Use};
 
 /// The program of a sharded system.
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
@@ -68,7 +68,7 @@ struct Lowering<'a> {
 
 impl<'a> Lowering<'a> {
     fn new(context: &'a Context<'a>, placement: &Placement, builder: &'a mut ProgramBuilder) -> Self {
-        let devices = placement.participants(context.hardware);
+        let devices = placement.replicas();
         let share = |at: usize| Part { index: at as u32, of: devices.len() as u32 };
         let participant =
             |(at, device): (usize, &DeviceId)| Participant::new(context, placement, (*device, share(at)), builder);
@@ -81,8 +81,8 @@ impl<'a> Lowering<'a> {
             participants,
             outputs: none.clone(),
             saved: none,
-            synchronous_optimizer: placement.update() == Update::Phase,
-            urgent_steps: placement.knobs.urgent_steps,
+            synchronous_optimizer: placement.update.is_phase(),
+            urgent_steps: placement.update.is_urgent(),
             drives: DriveStates::default(),
             shelved: DriveStates::default(),
             loads: Loads::default(),

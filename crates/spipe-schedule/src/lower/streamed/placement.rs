@@ -9,7 +9,7 @@ use crate::{Program, work::StageWork};
 use spipe_base::{Bytes, DeviceId, Faults, MemoryId, Seconds, SimTime};
 use spipe_cost::{LayerMemory, Mode};
 use spipe_plan::{
-    Boundary, Context, ExchangePolicy, InFlight, Placement, Stage, Update, Weights, speculates, stage_footprint,
+    Boundary, Context, ExchangePolicy, InFlight, Knob, Placement, Stage, Update, Weights, speculates, stage_footprint,
     undo_log,
 };
 
@@ -26,13 +26,13 @@ impl Links for Routes<'_> {
 pub(in crate::lower) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let workload = context.workload();
     let training = workload.mode == Mode::Train;
-    let knobs = &placement.knobs;
+    let set = |knob: Knob| knob.of(placement) == Some(1);
     let coupled = placement.backward.is_empty();
     let forward = placement.stages.iter().map(|stage| chunk(context, stage, (false, coupled))).collect();
     let backward = placement.backward_stages().iter().filter(|_| training);
-    let updates = match placement.update() {
+    let updates = match placement.update {
         _ if !training => UpdateOrder::Never,
-        Update::DuringBackward => UpdateOrder::Asynchronous,
+        Update::DuringBackward { .. } => UpdateOrder::Asynchronous,
         Update::NeededFirst => UpdateOrder::NeededFirst,
         _ => UpdateOrder::Serial,
     };
@@ -46,16 +46,16 @@ pub(in crate::lower) fn lower(context: &Context<'_>, placement: &Placement) -> R
         backward: backward.map(|stage| chunk(context, stage, (true, coupled))).collect(),
         exchange,
         preloaded: 0,
-        sequential: knobs.sequential,
-        write_back: knobs.write_back,
+        sequential: set(Knob::Sequential),
+        write_back: set(Knob::WriteBack),
         // In inference, parameters that fit at once are resident.
         streams: training || most > exchange.resident,
         updates,
-        late_checkpoints: knobs.synchronous_checkpoints,
+        late_checkpoints: set(Knob::SynchronousCheckpoints),
         waits_for_norm: checks && !speculates,
         speculates,
         redoes: speculates && workload.clip_norm.is_some(),
-        arithmetic_undo: knobs.arithmetic_undo,
+        arithmetic_undo: set(Knob::ArithmeticUndo),
     };
     Lowering::build(&spec, &Routes(context), machine(context, placement))
 }
