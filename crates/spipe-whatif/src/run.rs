@@ -22,7 +22,7 @@ pub struct Planned {
     pub gap: Option<f64>,
     /// The busy share of each lane of the machine.
     pub shares: BTreeMap<String, f64>,
-    /// The mean busy share of the GPUs, and of the CPUs.
+    /// The mean busy share of the GPUs.
     pub gpu_share: f64,
     /// The mean busy share of the CPUs.
     pub core_share: f64,

@@ -68,9 +68,9 @@ impl TreeResult {
     }
 }
 
-/// Returns the placement of a partition. Where that does not fit, since partitions count the least that
-/// stages need in the memories of hosts, another one does perhaps: with as much recompute as may be, so
-/// that less is offloaded, or with host data on other nodes.
+/// Returns the placement of a partition. It may not fit, since partitions count the least bytes that stages
+/// need in the memories of hosts. If it does not fit, retries with the most recompute, which offloads
+/// less, and with host data on other nodes.
 fn relieved(costs: &CostSums<'_>, found: &DecidedPartition) -> Placement {
     let fits = |placement: &Placement| check(&costs.context, placement).is_ok();
     let plain = found.placement(costs);

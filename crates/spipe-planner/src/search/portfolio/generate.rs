@@ -65,8 +65,8 @@ impl Portfolio<'_, '_> {
         }
     }
 
-    /// Simulates what the programs of sharded systems yield, where none of a system's candidates fits and
-    /// the best plan is far from its bound: where memory is that scarce, they find what fits.
+    /// Simulates placements from the integer programs of those sharded systems whose candidates do not fit,
+    /// if the best plan is far from the system's bound. The programs find placements that fit scarce memory.
     pub(crate) fn count_shared(&mut self) {
         let best = self.best_ms();
         for index in 0..self.systems.len() {
