@@ -116,6 +116,8 @@ pub enum IdleCause {
     Optimizer,
     /// A global check ended last.
     Check,
+    /// A collective of the devices that share parameters ended last.
+    Collective,
     /// An ordering edge without data was met last.
     Order,
 }
@@ -233,7 +235,7 @@ impl schemars::JsonSchema for ActionKind {
 
 impl IdleCause {
     /// Every cause, in the order of reports.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::WarmUp,
         Self::Drain,
         Self::Activation,
@@ -243,6 +245,7 @@ impl IdleCause {
         Self::Memory,
         Self::Optimizer,
         Self::Check,
+        Self::Collective,
         Self::Order,
     ];
 
@@ -258,6 +261,7 @@ impl IdleCause {
             Self::Memory => "memory",
             Self::Optimizer => "optimizer",
             Self::Check => "check",
+            Self::Collective => "collective",
             Self::Order => "order",
         }
     }

@@ -108,6 +108,8 @@ ids! {
     LayerId "l",
     /// A device that computes: a GPU or a CPU socket.
     DeviceId "d",
+    /// A computer of a machine that may have several, joined by a network.
+    NodeId "n",
     /// A memory of the machine.
     MemoryId "r",
     /// One direction of a link, or the channels of a memory; flows share its bandwidth.

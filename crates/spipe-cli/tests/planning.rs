@@ -429,3 +429,18 @@ fn what_the_hint_names_helps_and_less_of_it_does_not() {
     assert!(hint.contains("drop `--pin layer=1..4:gpu0`"), "{hint}");
     assert_eq!(one("8").code, Some(0), "without the pin there is a plan");
 }
+
+/// The least size of a memory is stated as proven, or as the least that was found.
+#[test]
+fn least_sizes_are_stated_where_they_are_not_proven_too() {
+    for more in [&["--effort", "low"][..], &["--time-limit", "1s"]] {
+        let (code, found, err) = plan(&[&["--microbatch", "1"], more].concat());
+        assert_eq!(code, Some(0), "{err}");
+        let sizes = found["least-bytes-found"].as_object().unwrap();
+        assert_eq!(sizes.len(), found["peak-bytes"].as_object().unwrap().len(), "{found}");
+        for (memory, size) in sizes {
+            assert!(found["least-bytes"][memory].is_null() || found["least-bytes"][memory] == *size, "{found}");
+            assert!(found["least-iteration-ms"][memory].as_f64().unwrap() > 0.0, "{found}");
+        }
+    }
+}

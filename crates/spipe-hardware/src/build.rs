@@ -8,7 +8,7 @@ use crate::{
     route::{Copies, End, Limits, routes},
     topology::{Node, Topology},
 };
-use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LinkId, MemoryId, Seconds, Text};
+use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LinkId, MemoryId, NodeId, Seconds, Text};
 use std::collections::BTreeMap;
 
 /// Estimate: a CUDA kernel launch takes 3 to 6 µs from call to start, and an empty kernel about as
@@ -42,6 +42,7 @@ pub(crate) fn build(file: &HardwareFile, parts: &Parts) -> Hardware {
     builder.add_devices();
     builder.add_nodes();
     builder.add_links();
+    builder.number_nodes();
     builder.add_memory_links();
     builder.add_limits();
     let routes = routes(&builder.topology, &builder.links, &builder.memories, (&builder.ends, &builder.limits));
@@ -171,6 +172,17 @@ impl Builder<'_> {
         }
     }
 
+    /// Numbers the computers of the machine in the order of their first devices.
+    fn number_nodes(&mut self) {
+        let parts = self.topology.computers();
+        let mut numbers = BTreeMap::new();
+        for device in self.devices.iter_mut() {
+            let part = parts.get(self.memories[device.memory].name.as_str()).copied().unwrap_or_default();
+            let next = numbers.len();
+            device.node = NodeId::from(*numbers.entry(part).or_insert(next));
+        }
+    }
+
     /// Adds the channels of each DRAM and both directions of each drive.
     fn add_memory_links(&mut self) {
         for (index, Placed { item, .. }) in self.parts.sockets.iter().enumerate() {
@@ -251,6 +263,7 @@ fn gpu(file: &GpuFile, memory: MemoryId) -> Device {
     Device {
         name: file.name.clone(),
         kind: DeviceKind::Gpu,
+        node: NodeId::from(0),
         memory,
         peak: rates(&file.peak),
         memory_bandwidth: *file.memory_bandwidth,
@@ -276,6 +289,7 @@ fn socket(file: &SocketFile, memory: MemoryId, index: usize) -> Device {
             numa_node: file.numa_node.unwrap_or(index as u32),
             memory_channels: file.memory_channels,
         },
+        node: NodeId::from(0),
         memory,
         peak: rates(&file.peak),
         memory_bandwidth: *file.dram.bandwidth,

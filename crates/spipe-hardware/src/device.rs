@@ -1,7 +1,9 @@
 //! The parts of a [`Hardware`](crate::Hardware): devices, memories, links and routes.
 
 use crate::{DataType, Efficiency, VectorExtension};
-use spipe_base::{Bytes, BytesPerSecond, DeviceId, Flops, FlopsPerSecond, LinkId, MemoryId, ParamsPerSecond, Seconds};
+use spipe_base::{
+    Bytes, BytesPerSecond, DeviceId, Flops, FlopsPerSecond, LinkId, MemoryId, NodeId, ParamsPerSecond, Seconds,
+};
 use std::{collections::BTreeMap, fmt};
 
 /// A GPU or a CPU socket.
@@ -11,6 +13,8 @@ pub struct Device {
     pub name: String,
     /// A GPU, or a socket with its additional figures.
     pub kind: DeviceKind,
+    /// The computer that it is part of: those it reaches without a network card.
+    pub node: NodeId,
     /// The memory in which it computes: its own, or the DRAM of its NUMA node.
     pub memory: MemoryId,
     /// Data-sheet arithmetic rates without sparsity.

@@ -3,7 +3,8 @@
 use crate::Link;
 use petgraph::{
     graph::{DiGraph, NodeIndex},
-    visit::EdgeRef,
+    unionfind::UnionFind,
+    visit::{EdgeRef, IntoEdgeReferences as _},
 };
 use spipe_base::{IdVec, LinkId, Seconds};
 use std::{
@@ -73,6 +74,17 @@ impl Topology {
         if let (Some(&from), Some(&to)) = (self.by_name.get(from), self.by_name.get(to)) {
             self.graph.add_edge(from, to, link);
         }
+    }
+
+    /// Returns, by name of a node, the number of its computer: the nodes that links join without a network card
+    /// between them.
+    pub fn computers(&self) -> BTreeMap<&str, usize> {
+        let mut joined = UnionFind::new(self.graph.node_count());
+        let is_card = |node: NodeIndex| self.graph[node].1 == Node::NetworkCard;
+        for edge in self.graph.edge_references().filter(|edge| !is_card(edge.source()) && !is_card(edge.target())) {
+            joined.union(edge.source().index(), edge.target().index());
+        }
+        self.by_name.iter().map(|(name, node)| (name.as_str(), joined.find(node.index()))).collect()
     }
 
     /// Returns a search for shortest paths.

@@ -2,7 +2,10 @@
 
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, MemoryId, Seconds};
 use spipe_hardware::{DataType, DeviceKind, Hardware, HardwareFile, MemoryKind, Provenance, shipped};
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 fn machine(wanted: &str) -> Hardware {
     let found = shipped().iter().find(|(name, _)| *name == wanted);
@@ -112,6 +115,21 @@ fn what_a_gpu_leaves_stays_in_its_machine() {
         "the nearest first, and none behind a network card"
     );
     assert_eq!(names("gpu31")[0], "dram31");
+}
+
+/// Computers are what network cards join: 16 GPUs of a `v100-32g-x16` are in two.
+#[test]
+fn devices_know_their_computer() {
+    for (name, _) in shipped() {
+        let machine = machine(name);
+        let mut gpus = BTreeMap::<_, usize>::new();
+        for device in machine.devices().iter() {
+            *gpus.entry(device.node).or_default() += usize::from(device.is_gpu());
+        }
+        let (gpus, all): (Vec<usize>, usize) = (gpus.values().copied().collect(), gpus.values().sum());
+        let wanted = if name.starts_with("v100-32g-x") { vec![8; all / 8] } else { vec![all] };
+        assert_eq!(gpus, wanted, "{name}");
+    }
 }
 
 #[test]

@@ -108,6 +108,9 @@ pub struct PlanFile {
     /// By memory, the least capacity with which some plan exists; null if the limit came first.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub least_bytes: BTreeMap<String, Option<Bytes>>,
+    /// By memory, the least capacity with which a plan was found; at least that of `least-bytes`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub least_bytes_found: BTreeMap<String, Bytes>,
     /// By memory, the iteration time of a plan with that capacity.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub least_iteration_ms: BTreeMap<String, Option<f64>>,
@@ -223,6 +226,7 @@ impl Plan {
             fastest_iteration_ms: search.fastest_iteration_ms,
             incumbents: search.incumbents,
             least_bytes: search.least_bytes,
+            least_bytes_found: search.least_bytes_found,
             least_iteration_ms: search.least_iteration_ms,
             devices: self.devices().into_iter().map(|id| self.hardware.devices()[id].name.clone()).collect(),
             layout: Layout::of(&self.context(), &self.placement).map(|layout| layout.to_string()),

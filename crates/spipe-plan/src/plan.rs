@@ -89,6 +89,9 @@ pub struct SearchRecord {
     /// By memory, the least capacity with which some plan exists while the others stay as they are;
     /// none where the time limit came first.
     pub least_bytes: BTreeMap<String, Option<Bytes>>,
+    /// By memory, the least capacity with which a plan was found: the same, or where the time limit came first an
+    /// upper bound of it.
+    pub least_bytes_found: BTreeMap<String, Bytes>,
     /// By memory, the iteration of a plan with that capacity.
     pub least_iteration_ms: BTreeMap<String, Option<f64>>,
 }

@@ -123,6 +123,7 @@ pub(crate) const fn cause_color(cause: IdleCause) -> Color {
         IdleCause::Memory => ALARM,
         IdleCause::Optimizer => Family::Optimizer.color(),
         IdleCause::Check => Family::Control.color(),
+        IdleCause::Collective => Family::Collective.color(),
         IdleCause::Order => [0xA0, 0x8A, 0x2A],
     }
 }
@@ -156,6 +157,7 @@ pub(crate) const fn cause_meaning(cause: IdleCause) -> &'static str {
         IdleCause::Memory => "there was no memory for the result",
         IdleCause::Optimizer => "an optimizer step ended last",
         IdleCause::Check => "a global check ended last",
+        IdleCause::Collective => "a gather or reduction of the devices that share parameters ended last",
         IdleCause::Order => "an earlier action in the schedule, with no data dependency, ended last",
     }
 }

@@ -21,7 +21,7 @@ use spipe_search::questions::Least;
 const FEWEST: usize = 3;
 
 /// The headline, a row for each kind of stage, and a row for each memory, with the least size for
-/// some plan where it is known.
+/// some plan, or what was found of it.
 pub fn human(plan: &Plan, least: &[Least]) -> String {
     let context = plan.context();
     let placement = plan.placement();
@@ -39,9 +39,8 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
             self::stages((&context, sharing), ("b", placement.backward.as_slice()), (&needs, count))
         )
     };
-    let known = least.iter().any(|least| least.capacity.is_some());
     let mut headings = vec!["memory", "filled", "usable", "share"];
-    headings.extend(known.then_some(["least size", "iteration then"]).into_iter().flatten());
+    headings.extend((!least.is_empty()).then_some(["least size", "iteration then"]).into_iter().flatten());
     let right: Vec<usize> = (1..headings.len()).collect();
     let mut memories = table(&headings, &right);
     for (id, needed) in plan.peaks() {
@@ -49,10 +48,11 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
         let usable = memory.usable();
         let filled = percent(needed.as_f64() / usable.as_f64().max(1.0));
         let mut row = vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled];
-        if known {
-            let of = least.iter().find(|least| least.memory == id);
-            row.push(of.and_then(|least| least.capacity).map_or_else(|| "not known".into(), |size| size.to_string()));
-            row.push(of.and_then(|least| least.iteration).map_or_else(String::new, |time| format!("{time:.3}")));
+        if let Some(least) = least.iter().find(|least| least.memory == id) {
+            // Like the other columns without the reserved part, and never above what the plan fills.
+            let size = least.found.saturating_sub(least.reserved).min(needed);
+            row.push(if least.capacity.is_some() { size.to_string() } else { format!("at most {size}") });
+            row.push(format!("{:.3}", least.iteration));
         }
         memories.add_row(row);
     }

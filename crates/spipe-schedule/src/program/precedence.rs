@@ -32,7 +32,8 @@ pub(super) fn cause(kind: ActionKind) -> IdleCause {
         | ActionKind::BackwardWeight
         | ActionKind::Accumulate
         | ActionKind::Copy(Payload::Gradient | Payload::GradientsOut) => IdleCause::Gradient,
-        ActionKind::Copy(Payload::WeightsIn) | ActionKind::Collective(_) => IdleCause::Weights,
+        ActionKind::Copy(Payload::WeightsIn) => IdleCause::Weights,
+        ActionKind::Collective(_) => IdleCause::Collective,
         ActionKind::Copy(Payload::Offload | Payload::Reload) => IdleCause::Reload,
         ActionKind::OptimizerStep | ActionKind::Copy(Payload::WriteBack | Payload::StateIn | Payload::StateOut) => {
             IdleCause::Optimizer

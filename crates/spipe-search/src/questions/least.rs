@@ -29,8 +29,12 @@ pub struct Least {
     pub memory: MemoryId,
     /// The capacity, known to a 64th; none where the time limit came first.
     pub capacity: Option<Bytes>,
-    /// The iteration of the plan that was found for it.
-    pub iteration: Option<SimTime>,
+    /// The least capacity for which a plan was found: that one, or at most what the plan fills beside the reserved part.
+    pub found: Bytes,
+    /// The reserved part of either.
+    pub reserved: Bytes,
+    /// The iteration of the plan with the capacity `found`.
+    pub iteration: SimTime,
 }
 
 /// The least memory for some plan beside the one that was found, in the time that the search has left after `elapsed`, or
@@ -42,8 +46,7 @@ pub fn least(request: &Request, found: &Found, elapsed: Duration) -> Vec<Least> 
     }
     let memories: Vec<(MemoryId, Bytes)> = found.plan.peaks().into_iter().collect();
     if uses_drives(&found.plan.context(), found.plan.placement()) {
-        let unknown = |(memory, _)| Least { memory, capacity: None, iteration: None };
-        return memories.into_iter().map(unknown).collect();
+        return memories.into_iter().map(|memory| of_plan(request, found, memory)).collect();
     }
     let limit = if request.effort.is_some() { BY_STEPS } else { request.time_limit.saturating_sub(elapsed).min(MOST) };
     let until = Instant::now() + limit;
@@ -51,31 +54,44 @@ pub fn least(request: &Request, found: &Found, elapsed: Duration) -> Vec<Least> 
     let mut list = Vec::new();
     for (memory, filled) in memories {
         let share = until.saturating_duration_since(Instant::now()) / left;
-        list.push(of_memory(request, (memory, filled), Instant::now() + share));
+        list.push(of_memory(request, of_plan(request, found, (memory, filled)), Instant::now() + share));
         left -= 1;
     }
     list
 }
 
-fn of_memory(request: &Request, (memory, filled): (MemoryId, Bytes), until: Instant) -> Least {
+/// What the plan itself shows: it runs with what it fills.
+fn of_plan(request: &Request, found: &Found, (memory, filled): (MemoryId, Bytes)) -> Least {
     let reserved = request.hardware.memories()[memory].reserved;
-    let unknown = Least { memory, capacity: None, iteration: None };
-    let (mut low, mut high) = (Bytes::ZERO, reserved + filled);
+    let iteration = found.solution.simulated;
+    Least { memory, capacity: None, found: reserved + filled, reserved, iteration }
+}
+
+/// Looks for smaller capacities than that of `plan`.
+fn of_memory(request: &Request, plan: Least, until: Instant) -> Least {
+    let memory = plan.memory;
+    let (mut low, mut high) = (Bytes::ZERO, plan.found);
     let mut found: Option<(Bytes, SimTime)> = None;
+    let best = |found: Option<(Bytes, SimTime)>| match found {
+        Some((capacity, iteration)) if capacity < plan.found => Least { found: capacity, iteration, ..plan.clone() },
+        Some((_, iteration)) => Least { iteration, ..plan.clone() },
+        None => plan.clone(),
+    };
     while low.as_f64() < high.as_f64() * (1.0 - PRECISION) {
         // The plan itself fits its own bytes, or nearly: simulated peaks may lie above the count.
         let middle = if found.is_none() { high } else { Bytes::new(low.get().midpoint(high.get())).up_to_printed() };
-        let Some(fitting) = fitting(request, (memory, middle), until) else { return unknown };
+        let Some(fitting) = fitting(request, (memory, middle), until) else { return best(found) };
         match fitting {
             Some(iteration) => (high, found) = (middle, Some((middle, iteration))),
-            None if found.is_none() => return unknown,
+            None if found.is_none() => return plan,
             None => low = middle,
         }
         if middle >= high && found.is_some_and(|(capacity, _)| capacity < middle) {
             break;
         }
     }
-    Least { memory, capacity: found.map(|(capacity, _)| capacity), iteration: found.map(|(_, iteration)| iteration) }
+    let least = best(found);
+    Least { capacity: found.map(|_| least.found), ..least }
 }
 
 /// The iteration of a plan that fits the machine with another capacity of a memory; none if none

@@ -14,7 +14,8 @@ pub fn recorded(found: &Found, watch: &Watch, least: &[Least]) -> Plan {
         fastest_iteration_ms: found.fastest.map(SimTime::to_ms),
         incumbents: watch.incumbents(),
         least_bytes: least.iter().map(|least| (name(least), least.capacity)).collect(),
-        least_iteration_ms: least.iter().map(|least| (name(least), least.iteration.map(SimTime::to_ms))).collect(),
+        least_bytes_found: least.iter().map(|least| (name(least), least.found)).collect(),
+        least_iteration_ms: least.iter().map(|least| (name(least), Some(least.iteration.to_ms()))).collect(),
     };
     let outcome = plan.outcome().cloned().map(|outcome| Outcome { search, ..outcome });
     outcome.into_iter().fold(plan.clone(), Plan::with_outcome)
