@@ -26,6 +26,7 @@ impl Folder {
         let machine = Machine { accelerators: 2, ..Machine::default() }.text() + DRIVE;
         std::fs::write(folder.path().join("model.toml"), MODEL).unwrap();
         std::fs::write(folder.path().join("machine.toml"), machine).unwrap();
+        std::fs::write(folder.path().join("text"), "the quick brown fox jumps over the lazy dog. ".repeat(40)).unwrap();
         Self(folder)
     }
 
@@ -57,10 +58,11 @@ impl Folder {
 
     /// Draws and runs `plan.json`.
     fn draws_and_runs(&self) {
-        let drawn = self.spipe("timeline plan.json -o plan.svg");
-        assert_eq!(drawn.code, Some(0), "{}", drawn.err);
-        let Run { code, out, err } =
-            self.spipe("run plan.json --steps 2 --data synthetic --drive nvme0=. --format json");
+        for words in ["simulate plan.json -o trace.json", "timeline trace.json -o plan.svg"] {
+            let drawn = self.spipe(words);
+            assert_eq!(drawn.code, Some(0), "{}", drawn.err);
+        }
+        let Run { code, out, err } = self.spipe("run plan.json --data text --steps 2 --drive nvme0=. --format json");
         assert_eq!(code, Some(0), "{err}");
         assert!(out.lines().count() >= 2, "{out}");
     }
@@ -112,6 +114,30 @@ fn a_grouped_order_keeps_optimizer_states_on_a_drive() {
     folder.draws_and_runs();
 }
 
+/// A mesh names the GPU of each replica; without one it has all.
+#[test]
+fn replicas_are_named() {
+    let folder = Folder::new();
+    let plan = folder.plan("--system fsdp");
+    assert_eq!(plan["mesh"]["sharding"]["kind"], "parameters", "{plan}");
+    let same = |_: usize, _: &mut Value| {};
+    let over = |replicas: &[&str]| {
+        let mesh = json!({ "replicas": replicas, "sharding": { "kind": "parameters" } });
+        folder.simulated(&mixed(&plan, &[("mesh", mesh)], &same))
+    };
+    let two = over(&["gpu0", "gpu1"]).unwrap();
+    assert_eq!(over(&[]), Ok(two));
+    assert_ne!(over(&["gpu0"]), Ok(two));
+    for (replicas, said) in [
+        (&["gpu0", "gpu7"], "`gpu7` of the mesh is no device"),
+        (&["gpu0", "cpu0"], "a replica with sharded parameters is on `cpu0`"),
+        (&["gpu0+gpu1", ""], "a replica with sharded parameters has several teams or devices"),
+    ] {
+        let found = over(replicas).unwrap_err();
+        assert!(found.contains(said), "{found}");
+    }
+}
+
 #[test]
 fn what_no_program_expresses_is_refused_by_the_answer_in_the_way() {
     let folder = Folder::new();
@@ -158,7 +184,7 @@ fn files_of_the_last_version_are_read() {
         let found = folder.simulated(&last).unwrap_err();
         assert!(found.contains(said), "{found}");
     }
-    last["format-version"] = 3.into();
+    (last["format-version"], last["knobs"]) = (3.into(), json!({}));
     let found = folder.simulated(&last).unwrap_err();
     assert!(found.contains("format version 3, this program reads versions 1 and 2"), "{found}");
 }

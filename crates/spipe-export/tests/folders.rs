@@ -54,6 +54,7 @@ fn plan(system: System, devices: &[&str], change: &dyn Fn(Stage, &Hardware) -> S
     };
     let stages: Vec<Stage> = devices.iter().enumerate().map(stage).collect();
     let placement = Placement::new(system, stages).with_options(knobs);
+    let placement = if placement.shards_parameters() { placement.over_gpus(&hardware, None) } else { placement };
     Plan::new(model, hardware.clone(), workload(), placement).unwrap_or_else(|faults| panic!("{faults}"))
 }
 

@@ -40,10 +40,10 @@ pub enum Sharding {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct MeshFile {
-    /// By replica, its teams, and by team the names of its devices; by default one replica, or as many as the machine
-    /// has GPUs if parameters are sharded.
+    /// The devices of each replica: `gpu0`, or teams such as `gpu0+gpu1 gpu2+gpu3`; by default one replica, or as many
+    /// as the machine has GPUs if parameters are sharded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub replicas: Vec<Vec<Vec<String>>>,
+    pub replicas: Vec<String>,
     /// What is divided among the replicas.
     #[serde(default)]
     pub sharding: Sharding,
@@ -52,17 +52,18 @@ pub struct MeshFile {
 impl MeshFile {
     /// `mesh` under the names of `hardware`; none for one replica.
     pub(crate) fn of(mesh: &Mesh, hardware: &Hardware) -> Option<Self> {
-        let name = |device: &DeviceId| hardware.devices()[*device].name.clone();
-        let team = |team: &Team| team.iter().map(name).collect();
-        let replicas = mesh.replicas.iter().map(|teams| teams.iter().map(team).collect()).collect();
+        let name = |device: &DeviceId| hardware.devices()[*device].name.as_str();
+        let team = |team: &Team| team.iter().map(name).collect::<Vec<_>>().join("+");
+        let teams = |teams: &Vec<Team>| teams.iter().map(team).collect::<Vec<_>>().join(" ");
+        let replicas = mesh.replicas.iter().map(teams).collect();
         (*mesh != Mesh::default()).then_some(Self { replicas, sharding: mesh.sharding })
     }
 
     /// The mesh on `hardware`; otherwise the name that no device has.
     pub(crate) fn resolve(&self, hardware: &Hardware) -> Result<Mesh, String> {
-        let device = |name: &String| hardware.device(name).ok_or_else(|| name.clone());
-        let team = |names: &Vec<String>| names.iter().map(device).collect::<Result<Team, _>>();
-        let teams = |teams: &Vec<Vec<String>>| teams.iter().map(team).collect::<Result<Vec<_>, _>>();
+        let device = |name: &str| hardware.device(name).ok_or_else(|| name.to_owned());
+        let team = |names: &str| names.split('+').map(device).collect::<Result<Team, _>>();
+        let teams = |teams: &String| teams.split_whitespace().map(team).collect::<Result<Vec<_>, _>>();
         Ok(Mesh { replicas: self.replicas.iter().map(teams).collect::<Result<_, _>>()?, sharding: self.sharding })
     }
 }
