@@ -4,7 +4,7 @@ use crate::Link;
 use petgraph::{
     graph::{DiGraph, NodeIndex},
     unionfind::UnionFind,
-    visit::{EdgeRef, IntoEdgeReferences as _},
+    visit::EdgeRef,
 };
 use spipe_base::{IdVec, LinkId, Seconds};
 use std::{
