@@ -70,7 +70,7 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
     if nvme.is_some() && !streams && !keeps_state_on_drives(plan.placement()) {
         faults.push(
             Diagnostic::error(format!("`{name}` keeps nothing on a drive"))
-                .hint("plan with `--system zero-infinity`, or leave `--nvme` out"),
+                .hint("leave `--nvme` out, or plan with `--system zero-infinity` and `--state-on DRIVE`"),
         );
     }
     let zero = match zero {
