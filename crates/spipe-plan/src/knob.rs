@@ -7,33 +7,33 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Knob {
-    /// Of 1F1B: additional warm-up forwards of a CPU stage and of the stages before it.
+    /// Additional warm-up forwards of a CPU stage and of the stages before it (order 1F1B).
     HeadStart,
-    /// Of the generalised interleaved schedule: microbatches per group.
+    /// Microbatches per group (the generalised interleaved order).
     Group,
-    /// Of the automatic schedule: the most activations, in microbatches of one stage, that a device may hold.
+    /// The most activations, in microbatches of one stage, that a device may hold (the automatic order).
     MemoryLimit,
-    /// Of the offload of activations: slots of a device per direction, in microbatches.
+    /// Slots of a device per direction for offloaded activations, in microbatches.
     OffloadSlots,
-    /// Of the update: whether sockets give priority to the steps that the next iteration needs first.
+    /// Whether sockets give priority to the steps that the next iteration needs first.
     UrgentSteps,
     /// Whether gradients are copied to the host after each microbatch.
     GradientsLeave,
-    /// Of the update: whether all steps wait for the end of the backward.
+    /// Whether all optimizer steps wait for the end of the backward.
     SynchronousOptimizer,
-    /// Of the mesh: the number of GPUs over which everything is sharded.
+    /// The number of GPUs over which everything is sharded.
     Shards,
     /// k, the resident layers of a GPU, or the gathered stages of a replica.
     Resident,
-    /// Of an exchange: k′, the layers exchanged at a time.
+    /// k′, the layers exchanged at a time.
     Swap,
-    /// Of an exchange: whether unchanged parameters are copied back.
+    /// Whether an exchange copies back unchanged parameters.
     WriteBack,
-    /// Of an exchange: whether its layers are copied one by one.
+    /// Whether the layers of an exchange are copied one by one.
     Sequential,
-    /// Of an exchange: whether checkpoints are sent only in the step before their use.
+    /// Whether checkpoints are sent only in the step before their use.
     SynchronousCheckpoints,
-    /// Of the update: whether speculative steps are undone by arithmetic.
+    /// Whether speculative optimizer steps are undone by arithmetic.
     ArithmeticUndo,
 }
 
@@ -42,7 +42,7 @@ impl Knob {
     /// a product with bytes does not overflow.
     pub const LARGEST: u64 = 1 << 20;
 
-    /// Every option.
+    /// Every option; those that planners turn come first.
     pub const ALL: [Self; 14] = [
         Self::HeadStart,
         Self::Group,
@@ -61,18 +61,7 @@ impl Knob {
     ];
 
     /// The options that planners turn and that pins may fix; the others exist for comparison.
-    pub const TURNED: [Self; 10] = [
-        Self::HeadStart,
-        Self::Group,
-        Self::MemoryLimit,
-        Self::OffloadSlots,
-        Self::UrgentSteps,
-        Self::GradientsLeave,
-        Self::SynchronousOptimizer,
-        Self::Shards,
-        Self::Resident,
-        Self::Swap,
-    ];
+    pub const TURNED: &'static [Self] = Self::ALL.split_at(10).0;
 
     /// Its name in pins.
     pub const fn name(self) -> &'static str {
@@ -94,7 +83,7 @@ impl Knob {
         }
     }
 
-    /// What a system without the option has none of.
+    /// The thing that a system without the option lacks, in messages.
     pub(crate) const fn noun(self) -> &'static str {
         match self {
             Self::HeadStart => "head start",

@@ -17,11 +17,11 @@ pub struct Mesh {
     /// By replica, its teams. Stages name the devices of the first replica. Empty for one replica on the devices of
     /// the stages.
     pub replicas: Vec<Vec<Team>>,
-    /// What is divided among the replicas.
+    /// The state that is divided among the replicas.
     pub sharding: Sharding,
 }
 
-/// What is divided among replicas.
+/// The state that is divided among replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
 pub enum Sharding {
@@ -44,7 +44,7 @@ pub struct MeshFile {
     /// as the machine has GPUs if parameters are sharded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<String>,
-    /// What is divided among the replicas.
+    /// The state that is divided among the replicas.
     #[serde(default)]
     pub sharding: Sharding,
 }

@@ -93,7 +93,7 @@ impl Placement {
         self.system.name()
     }
 
-    /// What fixes the answers, in messages: the preset, or the order where there is none.
+    /// The name in messages of that which fixes the answers: the preset, or the order where there is none.
     pub(crate) fn fixed_by(&self) -> String {
         match self.system {
             System::Mixed if self.shards_parameters() => "a mesh with sharded parameters".into(),

@@ -7,7 +7,7 @@ use crate::{Exchange, Knob, OrderKind, Sharding, Update, Vee};
 pub struct Preset {
     /// Its name on the command line and in files.
     pub name: &'static str,
-    /// What is divided among replicas.
+    /// The state that is divided among replicas.
     pub sharding: Sharding,
     /// The order, with the default of its options.
     pub order: OrderKind,

@@ -60,7 +60,7 @@ pub fn least(request: &Request, found: &Found, elapsed: Duration) -> Vec<Least> 
     list
 }
 
-/// What the plan itself shows: it runs with what it fills.
+/// An upper bound from the plan itself: it runs with the bytes that it fills.
 fn of_plan(request: &Request, found: &Found, (memory, filled): (MemoryId, Bytes)) -> Least {
     let reserved = request.hardware.memories()[memory].reserved;
     let iteration = found.solution.simulated;

@@ -109,8 +109,8 @@ pub fn read(
 
 /// A pin of a knob.
 fn knob(key: &str, value: &str, word: &str) -> Result<Pin, Diagnostic> {
-    let Some(knob) = Knob::ALL.into_iter().find(|knob| knob.name() == key) else {
-        let knobs = Knob::TURNED.map(Knob::name).join(", ");
+    let Some(knob) = Knob::TURNED.iter().copied().find(|knob| knob.name() == key) else {
+        let knobs = Knob::TURNED.iter().map(|knob| knob.name()).collect::<Vec<_>>().join(", ");
         return Err(Diagnostic::error(format!("`{word}` is not a pin")).hint(format!(
             "write layer=0..3:cpu0, stage=0:gpu1, recompute=4..7, save=4..7, offload=4..7, optimizer=0..3:cpu, stream=0..3, \
              keep=0..3, host=0..3:cpu1, system=1f1b, microbatch=2 or a knob ({knobs}) such as head-start=1"
