@@ -108,6 +108,8 @@ ids! {
     LayerId "l",
     /// A device that computes: a GPU or a CPU socket.
     DeviceId "d",
+    /// Devices that run a stage together, named after the first of them: a device belongs to one team.
+    TeamId "t",
     /// A computer of a machine that may have several, joined by a network.
     NodeId "n",
     /// A memory of the machine.
@@ -124,6 +126,18 @@ ids! {
     BufferId "b",
     /// An action of a program.
     ActionId "a",
+}
+
+impl TeamId {
+    /// The team whose first device is `device`.
+    pub const fn led_by(device: DeviceId) -> Self {
+        Self(device.0)
+    }
+
+    /// Its first device.
+    pub const fn lead(self) -> DeviceId {
+        DeviceId(self.0)
+    }
 }
 
 /// A vector indexed by one type of id.

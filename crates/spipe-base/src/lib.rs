@@ -4,7 +4,7 @@
 //! ```text
 //! quantity    Bytes  Flops  Seconds  SimTime  Text<T>
 //!             BytesPerSecond  FlopsPerSecond  ParamsPerSecond
-//! id          LayerId  DeviceId  NodeId  MemoryId  LinkId  LaneId  StageId  MicrobatchId
+//! id          LayerId  DeviceId  NodeId  TeamId  MemoryId  LinkId  LaneId  StageId  MicrobatchId
 //!             BufferId  ActionId  LayerRange  IdVec<I, T>
 //! action      ActionKind  Payload  Collective  LaneRole  Subject  IdleCause
 //! data type   DataType
@@ -41,7 +41,7 @@ pub use data_type::DataType;
 pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of, similar_word, words_of};
 pub use id::{
     ActionId, BufferId, DeviceId, IdVec, LaneId, LayerId, LayerRange, LinkId, MemoryId, MicrobatchId, NodeId,
-    ParseRangeError, StageId,
+    ParseRangeError, StageId, TeamId,
 };
 pub use parse::ParseQuantityError;
 pub use quantity::{BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};

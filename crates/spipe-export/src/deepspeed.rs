@@ -38,7 +38,7 @@ impl Zero {
             return Err(fault.hint("nearest: `--system zero-offload`"));
         }
         let mut trained = placement.stages.iter().filter(|stage| context.trains(stage.layers)).peekable();
-        let hosted = trained.peek().is_some() && trained.all(|stage| context.steps(stage) != stage.device);
+        let hosted = trained.peek().is_some() && trained.all(|stage| context.steps(stage) != stage.lead());
         if placement.order != OrderKind::PLAIN_1F1B || !hosted {
             let fault = Diagnostic::error(format!("this plan of `{}` is none of DeepSpeed's", placement.name()));
             return Err(

@@ -85,7 +85,7 @@ impl Sharded {
             },
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
-            offloads: placement.stages.iter().any(|stage| context.steps(stage) != stage.device)
+            offloads: placement.stages.iter().any(|stage| context.steps(stage) != stage.lead())
                 || placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_))),
             prefetch: placement.resident_stages().saturating_sub(1) as u64,
         }

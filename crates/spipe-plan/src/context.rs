@@ -37,14 +37,14 @@ impl Context<'_> {
     /// socket whose memory it streams from, or its own device.
     pub fn steps(&self, stage: &Stage) -> DeviceId {
         let streamed = self.host_of(stage).and_then(|host| self.hardware.memories()[host].device);
-        stage.optimizer.or(streamed).unwrap_or(stage.device)
+        stage.optimizer.or(streamed).unwrap_or(stage.lead())
     }
 
     /// The DRAM of a stage's streamed parameters: their home or, where that is a drive, the DRAM next
     /// to the stage's device, through which they pass. `None` for parameters that stay on a device.
     pub fn host_of(&self, stage: &Stage) -> Option<MemoryId> {
         match stage.weights {
-            Weights::Streamed(home) if self.is_drive(home) => self.hardware.host_memory(stage.device),
+            Weights::Streamed(home) if self.is_drive(home) => self.hardware.host_memory(stage.lead()),
             Weights::Streamed(home) => Some(home),
             Weights::Resident => None,
         }

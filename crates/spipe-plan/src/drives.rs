@@ -67,7 +67,7 @@ pub fn keeps_state_on_drives(placement: &Placement) -> bool {
 /// A placement with all activations that GPUs offload on `drive`. `None` if no GPU offloads any.
 pub fn with_activations_on(context: &Context<'_>, placement: &Placement, drive: MemoryId) -> Option<Placement> {
     let mut moved = placement.clone();
-    let leaves = |stage: &&mut Stage| stage.offload.is_some() && !context.is_cpu(stage.device);
+    let leaves = |stage: &&mut Stage| stage.offload.is_some() && !context.is_cpu(stage.lead());
     let mut any = false;
     for stage in moved.stages.iter_mut().chain(moved.backward.iter_mut()).filter(leaves) {
         stage.offload = Some(drive);

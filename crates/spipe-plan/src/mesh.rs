@@ -8,13 +8,16 @@ use spipe_hardware::Hardware;
 /// being gathered.
 pub const FEWEST_RESIDENT: u64 = 2;
 
-/// A group of devices that runs a stage together. The lists of today have one member.
+/// Devices that run a stage together, the lead first. Plans have teams of one device so far.
+///
+/// A stage names the team of the first replica by its lead ([`spipe_base::TeamId`]), so a stage on a team of
+/// one device needs no mesh. The teams at the same place of the other replicas run the same stage.
 pub type Team = Vec<DeviceId>;
 
 /// The replicas of a model, and what is divided among them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mesh {
-    /// By replica, its teams. Stages name the devices of the first replica. Empty for one replica on the devices of
+    /// By replica, its teams. Stages name the teams of the first replica. Empty for one replica on the devices of
     /// the stages.
     pub replicas: Vec<Vec<Team>>,
     /// The state that is divided among the replicas.

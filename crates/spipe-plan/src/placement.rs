@@ -69,8 +69,8 @@ impl Placement {
     pub fn devices(&self) -> Vec<DeviceId> {
         let mut devices = Vec::new();
         for stage in self.all_stages() {
-            if !devices.contains(&stage.device) {
-                devices.push(stage.device);
+            if !devices.contains(&stage.lead()) {
+                devices.push(stage.lead());
             }
         }
         devices
@@ -163,12 +163,12 @@ impl InFlight {
     pub fn of(placement: &Placement, stage: StageId, microbatches: u64, is_cpu: impl Fn(DeviceId) -> bool) -> Self {
         // Adjacent stages of one device run as one stage.
         let behind = &placement.stages.as_slice()[stage.index()..];
-        let after = behind.chunk_by(|stage, next| stage.device == next.device).count() as u64;
+        let after = behind.chunk_by(|stage, next| stage.team == next.team).count() as u64;
         Self(match placement.order {
             _ if placement.shards_parameters() => 1,
             OrderKind::Gpipe => microbatches,
             OrderKind::OneForwardOneBackward { head_start } => {
-                let meets_cpu = || behind.iter().any(|stage| is_cpu(stage.device));
+                let meets_cpu = || behind.iter().any(|stage| is_cpu(stage.lead()));
                 (after + if head_start > 0 && meets_cpu() { head_start } else { 0 }).min(microbatches)
             }
             _ => 1,

@@ -183,7 +183,7 @@ impl Plan {
         let trains = context.workload().mode == Mode::Train;
         for stage in placement.all_stages().filter(|stage| trains && context.trains(stage.layers)) {
             match context.steps(stage) {
-                own if own == stage.device => {}
+                own if own == stage.lead() => {}
                 // Each GPU's part is updated by the socket next to it.
                 _ if shared => devices.extend(computing.iter().filter_map(|gpu| {
                     self.hardware.host_memory(*gpu).and_then(|host| self.hardware.memories()[host].device)

@@ -143,7 +143,7 @@ pub fn prompt_remark(plan: &Plan) -> Option<Diagnostic> {
 /// Warnings about a pipeline over GPUs and CPU sockets, in the order of its stages. Empty if
 /// `placement` has stages on only one kind of device.
 pub fn hybrid_remarks(context: &Context<'_>, placement: &Placement) -> Vec<Diagnostic> {
-    let cpus = placement.stages.iter().filter(|stage| context.is_cpu(stage.device)).count();
+    let cpus = placement.stages.iter().filter(|stage| context.is_cpu(stage.lead())).count();
     if cpus == 0 || cpus == placement.stages.len() {
         return Vec::new();
     }
@@ -157,7 +157,7 @@ pub fn hybrid_remarks(context: &Context<'_>, placement: &Placement) -> Vec<Diagn
 
 /// The compute time of a stage per microbatch, without recompute.
 fn work(context: &Context<'_>, stage: &Stage) -> Seconds {
-    let times = stage.layers.iter().filter_map(|layer| context.cost.time(layer, stage.device));
+    let times = stage.layers.iter().filter_map(|layer| context.cost.time(layer, stage.lead()));
     let backward = context.workload().mode == Mode::Train;
     times.map(|time| if backward { time.forward + time.backward() } else { time.forward }).sum()
 }
@@ -166,7 +166,7 @@ fn work(context: &Context<'_>, stage: &Stage) -> Seconds {
 fn starving(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
     let mut loads: BTreeMap<DeviceId, Seconds> = BTreeMap::new();
     for stage in &placement.stages {
-        let load = loads.entry(stage.device).or_insert(Seconds::ZERO);
+        let load = loads.entry(stage.lead()).or_insert(Seconds::ZERO);
         *load = *load + work(context, stage);
     }
     let busiest = |cpu: bool| {
@@ -177,7 +177,7 @@ fn starving(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> 
     if long.get() < STARVES * short.get() {
         return None;
     }
-    let slow = placement.stages.iter().filter(|stage| stage.device == *cpu).flat_map(|stage| stage.layers.iter());
+    let slow = placement.stages.iter().filter(|stage| stage.lead() == *cpu).flat_map(|stage| stage.layers.iter());
     let worst = slow
         .filter_map(|layer| Some((layer, context.cost.time(layer, *cpu)?)))
         .max_by(|before, after| before.1.forward.get().total_cmp(&after.1.forward.get()))
@@ -198,7 +198,7 @@ fn boundary(context: &Context<'_>, before: &Stage, behind: &Stage, id: StageId) 
     let hardware = context.hardware;
     let name = |device: DeviceId| &hardware.devices()[device].name;
     let memory = |device: DeviceId| hardware.devices()[device].memory;
-    let (from, to) = (before.device, behind.device);
+    let (from, to) = (before.lead(), behind.lead());
     if from == to {
         return all;
     }

@@ -1,7 +1,7 @@
 //! Stages, and where their parameters, activations and optimizer are.
 
 use serde::{Deserialize, Serialize};
-use spipe_base::{DeviceId, LayerRange, MemoryId};
+use spipe_base::{DeviceId, LayerRange, MemoryId, TeamId};
 use spipe_model::Recompute;
 
 /// The treatment of a layer's activations between its forward and its backward.
@@ -39,14 +39,14 @@ pub enum Weights {
     Streamed(MemoryId),
 }
 
-/// A stage of the pipeline: consecutive layers on one device.
+/// A stage of the pipeline: consecutive layers on one team.
 ///
 /// The first `recomputed` layers are recomputed, the others saved or offloaded. Recomputing the
 /// front of a stage needs only the input of the stage, which is saved anyway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// The device on which it runs.
-    pub device: DeviceId,
+    /// The team that runs it, in the first replica of the mesh.
+    pub team: TeamId,
     /// The layers.
     pub layers: LayerRange,
     /// The number of recomputed layers, counted from the first layer.
@@ -64,9 +64,27 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A stage with everything on its device and no recompute.
+    /// A stage of the team of `device`, with everything on its devices and no recompute.
     pub const fn new(device: DeviceId, layers: LayerRange) -> Self {
-        Self { device, layers, recomputed: 0, offload: None, weights: Weights::Resident, optimizer: None, state: None }
+        Self {
+            team: TeamId::led_by(device),
+            layers,
+            recomputed: 0,
+            offload: None,
+            weights: Weights::Resident,
+            optimizer: None,
+            state: None,
+        }
+    }
+
+    /// The first device of its team, the only one of a team of one.
+    pub const fn lead(&self) -> DeviceId {
+        self.team.lead()
+    }
+
+    /// The same stage on the team of `device`.
+    pub const fn on(self, device: DeviceId) -> Self {
+        Self { team: TeamId::led_by(device), ..self }
     }
 
     /// The same stage with its first `recomputed` layers recomputed.

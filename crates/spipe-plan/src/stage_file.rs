@@ -2,7 +2,7 @@
 
 use crate::{Activations, Stage, Weights};
 use serde::{Deserialize, Serialize};
-use spipe_base::{DeviceId, Diagnostic, LayerId, LayerRange, MemoryId};
+use spipe_base::{DeviceId, Diagnostic, LayerId, LayerRange, MemoryId, TeamId};
 use spipe_hardware::Hardware;
 
 /// The treatment of a run of layers of a stage.
@@ -56,7 +56,7 @@ impl StageFile {
         let others = if stage.offload.is_some() { Activations::Offloaded } else { Activations::Saved };
         let memory = |memory: MemoryId| hardware.memories()[memory].name.clone();
         Self {
-            device: hardware.devices()[stage.device].name.clone(),
+            device: hardware.devices()[stage.lead()].name.clone(),
             first_layer: stage.layers.first(),
             last_layer: stage.layers.last(),
             choices: [run(first, split, Activations::Recomputed), run(split, end, others)]
@@ -90,7 +90,7 @@ impl StageFile {
         let optimizer = self.optimizer_on.as_deref().map(|name| self::device(name, hardware)).transpose()?;
         let weights = home.map_or(Weights::Resident, Weights::Streamed);
         let state = self.state_on.as_deref().map(|name| memory(name, hardware)).transpose()?;
-        Ok(Stage { device, layers, recomputed, offload, weights, optimizer, state })
+        Ok(Stage { team: TeamId::led_by(device), layers, recomputed, offload, weights, optimizer, state })
     }
 
     /// The number of recomputed layers at the front. The choices must cover `layers` in order.

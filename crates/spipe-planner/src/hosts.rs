@@ -43,7 +43,7 @@ pub(crate) fn socket_of(context: &Context<'_>, stage: &Stage) -> Option<DeviceId
     };
     let at = |memory: MemoryId| {
         let owns = |socket: &DeviceId| context.hardware.devices()[*socket].memory == memory;
-        sockets(context, stage.device).into_iter().find(owns)
+        sockets(context, stage.lead()).into_iter().find(owns)
     };
     stage.optimizer.or_else(|| home.and_then(at))
 }
@@ -51,7 +51,7 @@ pub(crate) fn socket_of(context: &Context<'_>, stage: &Stage) -> Option<DeviceId
 /// Returns `stage` once for each other socket that may have its host data.
 pub(crate) fn elsewhere(context: &Context<'_>, stage: &Stage) -> Vec<Stage> {
     let Some(here) = socket_of(context, stage) else { return Vec::new() };
-    let others = sockets(context, stage.device).into_iter().filter(|socket| *socket != here);
+    let others = sockets(context, stage.lead()).into_iter().filter(|socket| *socket != here);
     others.map(|socket| on_socket(context, stage, socket)).collect()
 }
 
@@ -66,7 +66,7 @@ pub(crate) fn fits(context: &Context<'_>, placement: &Placement) -> bool {
 /// about equally full and run optimizer steps for as long. The stages that move are evenly spaced,
 /// so that all sockets work at the same time. `None` if nothing moves.
 pub(crate) fn shared_out(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
-    let choice = |stage: &Stage| socket_of(context, stage).is_some() && sockets(context, stage.device).len() > 1;
+    let choice = |stage: &Stage| socket_of(context, stage).is_some() && sockets(context, stage.lead()).len() > 1;
     if placement.shards_parameters() || !placement.all_stages().any(choice) {
         return None;
     }
@@ -86,7 +86,7 @@ fn relieve(placement: &mut Placement, filled: &mut Filled<'_, '_>, fuller: Devic
     let here = |(_, stage): &(StageId, &Stage)| socket_of(context, stage) == Some(fuller);
     let here: Vec<(StageId, f64)> =
         list.enumerate().filter(here).map(|(id, _)| (id, filled.of_stage(fuller, id))).collect();
-    let may = here.iter().flat_map(|(id, _)| sockets(context, list[*id].device));
+    let may = here.iter().flat_map(|(id, _)| sockets(context, list[*id].lead()));
     let group: BTreeSet<DeviceId> = may.collect();
     let sum = |part: &dyn Fn(DeviceId) -> f64| group.iter().map(|socket| part(*socket)).sum::<f64>();
     let even = sum(&|socket| filled.held(socket)) / sum(&|socket| filled.room(socket));
@@ -95,7 +95,7 @@ fn relieve(placement: &mut Placement, filled: &mut Filled<'_, '_>, fuller: Devic
     let mut due = 0.0;
     for (id, held) in here {
         due += held * (surplus / all).clamp(0.0, 1.0);
-        let others = sockets(context, list[id].device).into_iter().filter(|socket| *socket != fuller);
+        let others = sockets(context, list[id].lead()).into_iter().filter(|socket| *socket != fuller);
         let emptiest = others.min_by(|one, other| filled.part(*one).total_cmp(&filled.part(*other)));
         // A stage moves once half of it is due.
         if let Some(emptiest) = emptiest.filter(|_| held > 0.0 && due * 2.0 >= held) {
@@ -168,14 +168,13 @@ pub(crate) fn socket(context: &Context<'_>, device: DeviceId) -> Option<DeviceId
 pub(crate) fn on_device(context: &Context<'_>, stage: &Stage, device: DeviceId) -> Stage {
     let home = context.hardware.host_memory(device);
     Stage {
-        device,
         offload: stage.offload.and(home),
         optimizer: stage.optimizer.and(socket(context, device)),
         weights: match (stage.weights, home) {
             (Weights::Streamed(_), Some(home)) => Weights::Streamed(home),
             (weights, _) => weights,
         },
-        ..*stage
+        ..stage.on(device)
     }
 }
 

@@ -23,14 +23,14 @@ impl StageWork {
         let sum = |layers: Vec<LayerId>, part: &dyn Fn(&LayerTime) -> Work| {
             layers
                 .into_iter()
-                .filter_map(|layer| context.cost.time(layer, stage.device))
+                .filter_map(|layer| context.cost.time(layer, stage.lead()))
                 .map(part)
                 .fold((Seconds::ZERO, Bytes::ZERO), |(time, bytes), (more, moved)| (time + more, bytes + moved))
         };
         let all: Vec<LayerId> = stage.layers.iter().collect();
         let again: Vec<LayerId> = stage.recomputed_layers().into_iter().flat_map(|layers| layers.iter()).collect();
         let recompute_time =
-            again.iter().filter_map(|layer| context.cost.recompute_time(*layer, stage.device, Recompute::Full)).sum();
+            again.iter().filter_map(|layer| context.cost.recompute_time(*layer, stage.lead(), Recompute::Full)).sum();
         let (_, recompute_traffic) = sum(again, &|time| (time.forward, time.forward_traffic));
         // Each half of a backward reads the incoming gradient and about as much again.
         let half = |time: &LayerTime| Bytes::new(time.backward_traffic.get() / 2);
@@ -51,7 +51,7 @@ impl StageWork {
     pub fn after_copies(context: &Context<'_>, stage: &Stage) -> Self {
         let mut work = Self::of(context, stage);
         let queueing = |layers: LayerRange, pass: usize| -> Seconds {
-            let times = layers.iter().filter_map(|layer| context.cost.time(layer, stage.device));
+            let times = layers.iter().filter_map(|layer| context.cost.time(layer, stage.lead()));
             times.map(|time| time.queueing[pass]).sum()
         };
         work.forward.0 = work.forward.0 + queueing(stage.layers, 0);

@@ -8,7 +8,7 @@ mod chains;
 
 use chains::{frozen_in_front, machine, model, perhaps_clipped, perhaps_tied, workload};
 use proptest::prelude::*;
-use spipe_base::{ActionKind, Bytes, LayerRange, MemoryId, Payload, SimTime};
+use spipe_base::{ActionKind, Bytes, LayerRange, MemoryId, Payload, SimTime, TeamId};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
@@ -255,7 +255,7 @@ proptest! {
         let devices = ["gpu0", "gpu1"].map(|name| hardware.device(name).unwrap());
         let mut stages = stages(&hardware, count, if streamed { system } else { System::ZeroOffload });
         for (index, stage) in stages.iter_mut().enumerate() {
-            stage.device = devices[usize::from(pair && 2 * index >= count)];
+            stage.team = TeamId::led_by(devices[usize::from(pair && 2 * index >= count)]);
             stage.state = state.then_some(drive);
             stage.recomputed = usize::from(index < recomputed);
             *stage = if streamed { stage.with_weights_in(drive) } else { stage.with_activations_in(drive) };

@@ -20,7 +20,7 @@ pub fn random_streamed(context: &Context<'_>, system: System, draws: &[u8]) -> O
     }
     let stage = |(index, (layers, draw)): (usize, &(LayerRange, u8))| {
         let stage = Stage::new(gpus[index % gpus.len()], *layers);
-        let home = home(context, stage.device, draw >> 5)?;
+        let home = home(context, stage.lead(), draw >> 5)?;
         let socket = socket_at(context, home)?;
         let kept = draw & 12 == 0;
         let stage = if kept { stage } else { stage.with_weights_in(home).with_optimizer_on(socket) };
@@ -58,8 +58,8 @@ pub fn random_stages(context: &Context<'_>, system: System, draws: &[u8]) -> Pla
     for (layer, draw) in context.cost.layers().zip(draws) {
         let before = stages.last().copied();
         let next = if before.is_none() || draw & 3 == 0 { free.next() } else { None };
-        let device = next.or(before.map(|stage| stage.device)).unwrap();
-        let joined = before.filter(|stage| stage.device == device && draw & 4 == 0);
+        let device = next.or(before.map(|stage| stage.lead())).unwrap();
+        let joined = before.filter(|stage| stage.lead() == device && draw & 4 == 0);
         let first = joined.map_or(layer, |stage| stage.layers.first());
         let mut stage = Stage::new(device, LayerRange::new(first, layer).unwrap());
         if let Some(home) = home(context, device, draws[9] >> (layer.index() % 8)).filter(|_| !context.is_cpu(device)) {

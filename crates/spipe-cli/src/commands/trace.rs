@@ -100,7 +100,7 @@ fn name(imported: &mut Imported, plan: &Plan, path: &str) -> Result<(), Failure>
             let label = span.label();
             return Err(wrong(format!("it has `{label}`, the plan {stages} stages and {microbatches} microbatches")));
         }
-        let device = &plan.context().hardware.devices()[plan.placement().stages[stage].device].name;
+        let device = &plan.context().hardware.devices()[plan.placement().stages[stage].lead()].name;
         let lane = &imported.trace.lanes[span.lane.index()];
         if imported.plan.is_some() && lane.device != *device {
             return Err(wrong(format!("`{}` ran on `{}`, the plan has it on `{device}`", span.label(), lane.device)));

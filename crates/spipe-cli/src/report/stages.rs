@@ -113,7 +113,7 @@ fn stages(
         .iter()
         .enumerate()
         .map(|(index, stage)| {
-            let memory = context.hardware.devices()[stage.device].memory;
+            let memory = context.hardware.devices()[stage.lead()].memory;
             let need = needs.get(&memory).and_then(|stages| stages.get(&StageId::from(first + index)));
             Kind {
                 // Equal stages differ in their layers alone, not in their number.
@@ -125,7 +125,7 @@ fn stages(
             }
         })
         .collect();
-    let stepped = kinds.iter().any(|kind| kind.trained && context.steps(&kind.stage) != kind.stage.device);
+    let stepped = kinds.iter().any(|kind| kind.trained && context.steps(&kind.stage) != kind.stage.lead());
     let mut headings = vec!["stage", "device", "layers", "recompute"];
     headings.extend(stepped.then_some("optimizer on"));
     headings.extend(["weights", "saved"]);
@@ -134,7 +134,7 @@ fn stages(
     let mut rows = table(&headings, &right);
     for run in runs(&kinds, stages) {
         let kind = &kinds[run[0]];
-        let device = &context.hardware.devices()[kind.stage.device];
+        let device = &context.hardware.devices()[kind.stage.lead()];
         let memory = |id| context.hardware.memories()[id].name.clone();
         let times = run.len() as u64;
         let here = match sharing {
@@ -149,7 +149,7 @@ fn stages(
         ];
         row.extend(stepped.then(|| match context.steps(&kind.stage) {
             _ if !kind.trained => "not trained".into(),
-            own if own == kind.stage.device => here,
+            own if own == kind.stage.lead() => here,
             socket => {
                 let name = &context.hardware.devices()[socket].name;
                 kind.stage.state.map_or_else(|| name.clone(), |drive| format!("{name}, state on {}", memory(drive)))

@@ -95,7 +95,7 @@ fn keeps_uncounted_scores(run: &Run<'_>) -> bool {
     let attends = context.model.layers().iter().any(|layer| matches!(layer.kind, LayerKind::Block(_)));
     let on_cores = |binding: &Binding| {
         let device = context.hardware.device(&binding.device);
-        let used = run.plan.placement().stages.iter().any(|stage| Some(stage.device) == device);
+        let used = run.plan.placement().stages.iter().any(|stage| Some(stage.lead()) == device);
         used && binding.executor.cpu().is_some()
     };
     context.workload().attention == Attention::Fused && attends && run.bindings.iter().any(on_cores)

@@ -54,7 +54,7 @@ impl Exported {
 
 /// The device of each row.
 fn ranks(plan: &Plan, order: &Order) -> Result<Vec<DeviceId>, Faults> {
-    let device = |stage: StageId| plan.placement().stages[stage].device;
+    let device = |stage: StageId| plan.placement().stages[stage].lead();
     let name = |id: DeviceId| &plan.context().hardware.devices()[id].name;
     let mut faults = Faults::new();
     let mut ranks: Vec<DeviceId> = Vec::new();

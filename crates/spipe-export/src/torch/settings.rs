@@ -124,15 +124,15 @@ impl Settings {
 fn stage_settings(plan: &Plan, exported: &Exported, (id, stage): (StageId, &Stage)) -> StageSettings {
     let context = plan.context();
     let layers = context.model.layers();
-    let device = &context.hardware.devices()[stage.device];
+    let device = &context.hardware.devices()[stage.lead()];
     StageSettings {
-        rank: exported.ranks.iter().position(|rank| *rank == stage.device).unwrap_or(id.index()),
+        rank: exported.ranks.iter().position(|rank| *rank == stage.lead()).unwrap_or(id.index()),
         first_layer: stage.layers.first().index(),
         last_layer: stage.layers.last().index(),
         recomputed: stage.recomputed,
         offloads: stage.offload.is_some(),
         frozen: stage.layers.iter().filter(|layer| !layers[*layer].trains).map(|layer| layer.index()).collect(),
-        optimizer_on_host: context.steps(stage) != stage.device,
+        optimizer_on_host: context.steps(stage) != stage.lead(),
         computes_in: match compute_type(device, context.workload().precision) {
             DataType::Bf16 => "bf16",
             DataType::F16 => "fp16",
@@ -149,10 +149,10 @@ pub fn fingerprint(plan: &Plan) -> String {
     let mut sum = crc32fast::Hasher::new();
     let batch = (workload.microbatch, workload.microbatches, workload.seq_len);
     sum.update(format!("{} {batch:?}", placement.name()).as_bytes());
-    for Stage { device, layers, recomputed, offload, optimizer, .. } in &placement.stages {
+    for Stage { team, layers, recomputed, offload, optimizer, .. } in &placement.stages {
         let (first, last) = (layers.first().index(), layers.last().index());
         let chosen = (first, last, recomputed, offload.is_some(), optimizer.map(|socket| &devices[socket].name));
-        sum.update(format!("{} {chosen:?}", devices[*device].name).as_bytes());
+        sum.update(format!("{} {chosen:?}", devices[team.lead()].name).as_bytes());
     }
     format!("{:08x}", sum.finalize())
 }

@@ -55,14 +55,14 @@ fn streams_from_a_drive(
         let what = format!("{streams}, but {fixed_by} undoes steps, for which parameters stay in DRAM");
         return Some(Diagnostic::error(what).hint("set `synchronous-optimizer`, or name a DRAM in `weights-in`"));
     }
-    let devices = if placement.shards_parameters() { placement.replicas() } else { vec![stage.device] };
+    let devices = if placement.shards_parameters() { placement.replicas() } else { vec![stage.lead()] };
     devices.into_iter().find_map(|device| through_dram(context, (streams.clone(), device), drive))
 }
 
 /// Offloaded activations pass through the DRAM of their GPU.
 fn offloads_to_a_drive(context: &Context<'_>, (id, stage): (StageId, &Stage)) -> Option<Diagnostic> {
     let drive = stage.offload.filter(|memory| context.is_drive(*memory))?;
-    let device = stage.device;
+    let device = stage.lead();
     if context.is_cpu(device) {
         let device = &context.hardware.devices()[device].name;
         let what = format!("stage `{id}` on `{device}` offloads to `{}`, but only GPUs do that", name(context, drive));

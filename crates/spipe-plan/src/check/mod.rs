@@ -138,7 +138,7 @@ fn check_cover(
 fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     for (index, stage) in placement.all_stages().enumerate() {
         let id = StageId::from(index);
-        let Some(device) = context.hardware.devices().get(stage.device) else {
+        let Some(device) = context.hardware.devices().get(stage.lead()) else {
             faults.push(Diagnostic::error(format!(
                 "stage `{id}` is on a device that `{}` lacks",
                 context.hardware.name()
@@ -149,7 +149,7 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Foun
             .layers
             .iter()
             .filter(|layer| layer.index() < context.model.layers().len())
-            .find(|layer| context.cost.time(*layer, stage.device).is_none());
+            .find(|layer| context.cost.time(*layer, stage.lead()).is_none());
         if let Some(layer) = unable {
             faults.push_at(
                 id,
@@ -174,8 +174,8 @@ fn check_devices(context: &Context<'_>, placement: &Placement, faults: &mut Foun
 /// Checks that stages are on the devices to which their system assigns them.
 fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let (stages, devices) = (placement.stages.as_slice(), placement.devices());
-    let name = |stage: usize| context.hardware.devices()[stages[stage].device].name.clone();
-    if !placement.is_pipeline() || stages.iter().any(|stage| context.hardware.devices().get(stage.device).is_none()) {
+    let name = |stage: usize| context.hardware.devices()[stages[stage].lead()].name.clone();
+    if !placement.is_pipeline() || stages.iter().any(|stage| context.hardware.devices().get(stage.lead()).is_none()) {
         return;
     }
     for index in 0..stages.len() {
@@ -186,7 +186,7 @@ fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Foun
                 (2 * devices.len() - 1 - index.min(2 * devices.len() - 1), "goes down the devices and up again")
             }
             Dealing::Single => {
-                let before = (0..index).rev().find(|before| stages[*before].device == stages[index].device);
+                let before = (0..index).rev().find(|before| stages[*before].team == stages[index].team);
                 if let Some(before) = before.filter(|before| before + 1 != index) {
                     faults.push_at(
                         StageId::from(index),
@@ -202,7 +202,7 @@ fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Foun
                 continue;
             }
         };
-        if devices[expected] != stages[index].device {
+        if devices[expected] != stages[index].lead() {
             let device = &context.hardware.devices()[devices[expected]].name;
             faults.push_at(
                 StageId::from(index),
@@ -236,7 +236,7 @@ fn check_dealing(context: &Context<'_>, placement: &Placement, faults: &mut Foun
 fn check_steps(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let stays = |(_, stage): &(StageId, &Stage)| {
         let trained = context.trains(stage.layers);
-        trained && stage.optimizer.is_none_or(|socket| socket == stage.device)
+        trained && stage.optimizer.is_none_or(|socket| socket == stage.lead())
     };
     let host = match placement.system {
         System::Mixed => format!("the update `{}`", placement.update),
@@ -251,11 +251,11 @@ fn check_steps(context: &Context<'_>, placement: &Placement, faults: &mut Found<
 /// Checks that a route joins neighbouring stages, stages and their host memories, and tied stages,
 /// both ways.
 fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
-    let memory = |stage: &Stage| context.hardware.devices()[stage.device].memory;
+    let memory = |stage: &Stage| context.hardware.devices()[stage.lead()].memory;
     for pair in placement.stages.as_slice().windows(2).chain(placement.backward.as_slice().windows(2)) {
         let (from, to) = (memory(&pair[0]), memory(&pair[1]));
         if context.hardware.route(from, to).is_none() || context.hardware.route(to, from).is_none() {
-            let name = |stage: &Stage| context.hardware.devices()[stage.device].name.clone();
+            let name = |stage: &Stage| context.hardware.devices()[stage.lead()].name.clone();
             faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(&pair[0]), name(&pair[1]))));
         }
     }
@@ -277,7 +277,7 @@ fn check_links(context: &Context<'_>, placement: &Placement, faults: &mut Found<
 
 /// Checks that a route joins stages with tied layers, both ways.
 fn check_ties(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
-    let device = |stage: &Stage| &context.hardware.devices()[stage.device];
+    let device = |stage: &Stage| &context.hardware.devices()[stage.lead()];
     let trains = context.workload().mode == Mode::Train;
     let moves = |stage: &&Stage| match placement.order {
         _ if placement.shards_parameters() => false,

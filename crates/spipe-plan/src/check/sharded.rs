@@ -25,13 +25,13 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
                 .hint(format!("use {near} microbatches")),
         );
     }
-    for (id, stage) in placement.stages.enumerate().filter(|(_, stage)| stage.device != participants[0]) {
+    for (id, stage) in placement.stages.enumerate().filter(|(_, stage)| stage.lead() != participants[0]) {
         let name = |device| &context.hardware.devices()[device].name;
         faults.push_at(
             id,
             Diagnostic::error(format!(
                 "stage `{id}` is on `{}`, but {} names the first of its GPUs",
-                name(stage.device),
+                name(stage.lead()),
                 placement.fixed_by()
             ))
             .hint(format!("put it on `{}`", name(participants[0]))),

@@ -56,7 +56,7 @@ fn check_kept(context: &Context<'_>, placement: &Placement, (id, stage): (StageI
         faults.push_at(id, Diagnostic::error(message).hint("name a host memory in `weights-in`"));
         return;
     }
-    let device = &context.hardware.devices()[stage.device];
+    let device = &context.hardware.devices()[stage.lead()];
     if matches!(device.kind, DeviceKind::Socket { .. }) {
         let message = format!("stage `{id}` stays on `{}`, but {fixed_by} computes on GPUs", device.name);
         faults.push_at(id, Diagnostic::error(message).hint("put it on a GPU, or use system `hybrid`"));

@@ -80,7 +80,7 @@ pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<Hosted
                 Weights::Streamed(home) => context.host_of(stage).unwrap_or(home),
                 Weights::Resident => context.hardware.devices()[queue].memory,
             };
-            states.push(state(queue, host, bytes_on(context, (stage, stage.device))));
+            states.push(state(queue, host, bytes_on(context, (stage, stage.lead()))));
         }
     }
     states.retain(|state| state.bytes > Bytes::ZERO);
@@ -90,13 +90,13 @@ pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<Hosted
 /// The DRAM through which the offloaded activations of a stage pass on their way to a drive and
 /// back: the nearest one of its device. None if they stay in memory.
 pub fn staging(context: &Context<'_>, stage: &Stage) -> Option<MemoryId> {
-    stage.offload.filter(|memory| context.is_drive(*memory)).and_then(|_| context.hardware.host_memory(stage.device))
+    stage.offload.filter(|memory| context.is_drive(*memory)).and_then(|_| context.hardware.host_memory(stage.lead()))
 }
 
 /// Whether the optimizer step of a stage runs on a socket that is not its own device.
 pub(crate) fn steps_on_a_host(context: &Context<'_>, stage: &Stage) -> bool {
     let steps = context.steps(stage);
-    steps != stage.device && context.is_cpu(steps)
+    steps != stage.lead() && context.is_cpu(steps)
 }
 
 fn bytes_on(context: &Context<'_>, (stage, device): (&Stage, DeviceId)) -> Bytes {

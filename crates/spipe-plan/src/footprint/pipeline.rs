@@ -40,7 +40,7 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement, held: &dyn
     keep_largest_transient(placement, &mut needs);
     let mut memories = Footprint::new();
     for (id, stage) in placement.stages.enumerate() {
-        add(&mut memories, context.hardware.devices()[stage.device].memory, (id, needs[id]));
+        add(&mut memories, context.hardware.devices()[stage.lead()].memory, (id, needs[id]));
         for (memory, need) in on_the_host(context, placement, stage, held[id].at_most) {
             add(&mut memories, memory, (id, need));
         }
@@ -56,13 +56,13 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement, held: &dyn
 fn keep_largest_transient(placement: &Placement, needs: &mut IdVec<StageId, StageFootprint>) {
     let mut largest: BTreeMap<DeviceId, StageId> = BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
-        let first = largest.entry(stage.device).or_insert(id);
+        let first = largest.entry(stage.lead()).or_insert(id);
         if needs[id].transient > needs[*first].transient {
             *first = id;
         }
     }
     for (id, stage) in placement.stages.enumerate() {
-        if largest[&stage.device] != id {
+        if largest[&stage.lead()] != id {
             needs[id].transient = Bytes::ZERO;
         }
     }
@@ -75,7 +75,7 @@ fn waiting_slots(context: &Context<'_>, placement: &Placement, stage: &Stage, he
         return Bytes::ZERO;
     }
     let reloaded = if stage.offload.is_some() { offloaded_bytes(context, stage) } else { Bytes::ZERO };
-    let incoming = context.cost.memory(stage.layers.last(), stage.device).boundary;
+    let incoming = context.cost.memory(stage.layers.last(), stage.lead()).boundary;
     (recomputed_bytes(context, stage) + reloaded + incoming) * held.awaiting_weights
 }
 
@@ -89,7 +89,7 @@ fn more_boundary_slots(
 ) -> Bytes {
     let passes = context.passes_gradient(stage.layers);
     let input = input_bytes(context, stage);
-    let output = context.cost.memory(stage.layers.last(), stage.device).boundary;
+    let output = context.cost.memory(stage.layers.last(), stage.lead()).boundary;
     // Adjacent stages of one device that run as one stage pass on a single tensor, which the
     // transient part counts.
     let one = u64::from(placement.order.dealing() == Dealing::Single);
@@ -113,7 +113,7 @@ fn more_boundary_slots(
 fn add_gradient_slots(context: &Context<'_>, placement: &Placement, memories: &mut Footprint) {
     let mut largest: BTreeMap<DeviceId, (StageId, Bytes)> = BTreeMap::new();
     for (id, stage) in placement.stages.enumerate() {
-        let (_, most) = largest.entry(stage.device).or_insert((id, Bytes::ZERO));
+        let (_, most) = largest.entry(stage.lead()).or_insert((id, Bytes::ZERO));
         if gradients_leave(context, placement, stage) {
             *most = gradient_bytes(context, stage).max(*most);
         }
@@ -128,12 +128,12 @@ fn add_gradient_slots(context: &Context<'_>, placement: &Placement, memories: &m
 /// layers are excepted, because another stage adds to their gradients.
 pub fn gradients_leave(context: &Context<'_>, placement: &Placement, stage: &Stage) -> bool {
     let shares = context.model.borrows(stage.layers).is_some() || context.model.lends(stage.layers).is_some();
-    let elsewhere = stage.optimizer.is_some_and(|socket| socket != stage.device);
+    let elsewhere = stage.optimizer.is_some_and(|socket| socket != stage.lead());
     placement.gradients_leave == GradientsLeave::EachMicrobatch && elsewhere && !shares && context.trains(stage.layers)
 }
 
 fn gradient_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {
-    stage.layers.iter().map(|layer| context.cost.memory(layer, stage.device).gradients).sum()
+    stage.layers.iter().map(|layer| context.cost.memory(layer, stage.lead()).gradients).sum()
 }
 
 /// The bytes of each stage among `chosen` that are on their way to the host or back at once. The
@@ -153,7 +153,7 @@ fn offloads_under_way(
     let mut free: BTreeMap<DeviceId, u64> = BTreeMap::new();
     let mut moving = BTreeMap::new();
     for (id, bytes) in leaving {
-        let free = free.entry(placement.stages[id].device).or_insert(placement.offload_slots().saturating_mul(2));
+        let free = free.entry(placement.stages[id].lead()).or_insert(placement.offload_slots().saturating_mul(2));
         let copies = held[id].at_most.min(*free);
         *free -= copies;
         moving.insert(id, bytes * copies);
@@ -178,7 +178,7 @@ fn on_the_host(
         // step uses the gradients of the iteration before while those of this one arrive.
         let gradients = if placement.update == Update::Delayed { 2 } else { 1 };
         let held = |memory: &LayerMemory| memory.optimizer + memory.gradients * gradients + memory.updated;
-        let state = stage.layers.iter().map(|layer| held(context.cost.memory(layer, stage.device))).sum();
+        let state = stage.layers.iter().map(|layer| held(context.cost.memory(layer, stage.lead()))).sum();
         let need = StageFootprint { state, ..StageFootprint::default() };
         needs.push((context.hardware.devices()[socket].memory, need));
     }

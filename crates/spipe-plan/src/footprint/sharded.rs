@@ -49,7 +49,7 @@ pub fn sharded_footprint(
     (device, shards): (DeviceId, usize),
     stage: &Stage,
 ) -> ShardedFootprint {
-    let here = Stage { device, optimizer: None, offload: None, ..*stage };
+    let here = Stage { optimizer: None, offload: None, ..stage.on(device) };
     let need = stage_footprint(context, &here, InFlight(1), [Boundary::End; 2]);
     let memory = |layer| context.cost.memory(layer, device);
     let sum = |part: fn(&LayerMemory) -> Bytes| stage.layers.iter().map(|layer| part(memory(layer))).sum::<Bytes>();

@@ -69,10 +69,10 @@ impl Boundary {
     /// The boundaries before and after stage `id`.
     pub fn around(placement: &Placement, id: StageId) -> [Self; 2] {
         let stages = placement.stages.as_slice();
-        let device = stages[id.index()].device;
+        let device = stages[id.index()].lead();
         let towards = |neighbour: Option<&Stage>| match neighbour {
             None => Self::End,
-            Some(neighbour) if neighbour.device == device => Self::Within,
+            Some(neighbour) if neighbour.lead() == device => Self::Within,
             Some(_) => Self::Across,
         };
         [towards(id.index().checked_sub(1).map(|before| &stages[before])), towards(stages.get(id.index() + 1))]
@@ -91,7 +91,7 @@ pub fn stage_footprint(
     in_flight: InFlight,
     [before, behind]: [Boundary; 2],
 ) -> StageFootprint {
-    let memory = |layer| context.cost.memory(layer, stage.device);
+    let memory = |layer| context.cost.memory(layer, stage.lead());
     let (training, passes) = (context.backward_of(stage.layers).is_some(), context.passes_gradient(stage.layers));
     let split = stage.layers.first().index() + stage.recomputed;
     let recomputes = |layer: &LayerId| layer.index() < split;
@@ -127,14 +127,14 @@ pub fn stage_footprint(
 /// boundary of the layer before it, or the input of the model.
 pub(super) fn input_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {
     match stage.layers.first().index().checked_sub(1) {
-        Some(before) => context.cost.memory(before.into(), stage.device).boundary,
-        None => context.cost.memory(stage.layers.first(), stage.device).input,
+        Some(before) => context.cost.memory(before.into(), stage.lead()).boundary,
+        None => context.cost.memory(stage.layers.first(), stage.lead()).input,
     }
 }
 
 /// The activations of one microbatch that the stage recomputes for its backward.
 pub(super) fn recomputed_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {
-    let saved = |layer| context.cost.memory(layer, stage.device).saved;
+    let saved = |layer| context.cost.memory(layer, stage.lead()).saved;
     stage.recomputed_layers().iter().flat_map(|layers| layers.iter()).map(saved).sum()
 }
 
@@ -153,12 +153,12 @@ pub fn offloaded_bytes(context: &Context<'_>, stage: &Stage) -> Bytes {
 /// - The owning stage holds those gradients once they have arrived, if they come from another
 ///   memory.
 pub(super) fn tied_state(context: &Context<'_>, placement: &Placement, stage: &Stage) -> Bytes {
-    let memory = |stage: &Stage| context.hardware.devices()[stage.device].memory;
+    let memory = |stage: &Stage| context.hardware.devices()[stage.lead()].memory;
     let together = |layer: LayerId| {
         let other = placement.stages.iter().find(|other| other.layers.contains(layer));
         other.is_some_and(|other| memory(other) == memory(stage))
     };
-    let of = |user: LayerId| context.cost.memory(user, stage.device);
+    let of = |user: LayerId| context.cost.memory(user, stage.lead());
     let borrowed = context.model.borrows(stage.layers).map(|tie| {
         let copy = if together(tie.owner) { Bytes::ZERO } else { of(tie.user).tied_parameters };
         copy + of(tie.user).tied_gradients

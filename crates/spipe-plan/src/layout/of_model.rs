@@ -162,7 +162,7 @@ impl Layout {
     pub fn of(context: &Context<'_>, placement: &Placement) -> Option<Self> {
         let system = placement.system;
         let known = matches!(system, System::OneForwardOneBackward | System::Interleaved);
-        if !known || placement.stages.iter().any(|stage| context.is_cpu(stage.device)) {
+        if !known || placement.stages.iter().any(|stage| context.is_cpu(stage.lead())) {
             return None;
         }
         let chain = Chain::of(context.model)?;
@@ -183,7 +183,7 @@ impl Layout {
             return None;
         }
         let joined = system != System::Interleaved;
-        let runs = stages.chunk_by(|one, next| joined && one.device == next.device);
+        let runs = stages.chunk_by(|one, next| joined && one.team == next.team);
         let parts = |run: &[crate::Stage]| {
             let layers = run.iter().flat_map(|stage| stage.layers.iter());
             layers.filter_map(|layer| letter(layer.index())).collect()

@@ -54,7 +54,7 @@ fn has_room(context: &Context<'_>, placement: &Placement, stage: Stage) -> bool 
         Weights::Streamed(home) => Some(home),
         Weights::Resident => None,
     };
-    [Some(context.hardware.devices()[stage.device].memory), home].into_iter().flatten().all(holds)
+    [Some(context.hardware.devices()[stage.lead()].memory), home].into_iter().flatten().all(holds)
 }
 
 #[cfg(test)]
@@ -89,8 +89,8 @@ mod tests {
     #[test]
     fn a_large_layer_leaves_the_small_ones_to_other_devices() {
         let on_the_first = |placement: &Placement| {
-            let first = placement.stages.as_slice()[0].device;
-            placement.stages.iter().filter(|stage| stage.device == first).count()
+            let first = placement.stages.as_slice()[0].lead();
+            placement.stages.iter().filter(|stage| stage.lead() == first).count()
         };
         let all_of = |memory: u64| -> Vec<(Option<u64>, usize)> {
             fitting(memory).iter().map(|placement| (Knob::Resident.of(placement), on_the_first(placement))).collect()

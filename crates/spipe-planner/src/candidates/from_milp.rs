@@ -198,7 +198,7 @@ fn chained(costs: &CostSums<'_>, (system, most): (System, usize), counts: &Layer
     for (layer, share) in choices.into_iter().enumerate() {
         let same_device = last.is_some_and(|last| (last.class, last.place) == (share.class, share.place));
         let device = match stages.last().filter(|_| same_device) {
-            Some(stage) => stage.device,
+            Some(stage) => stage.lead(),
             None => (*unused[share.class].next()?).into(),
         };
         let alike = last.is_some_and(|last| last.steps_on_host == share.steps_on_host && last.kept == share.kept);
@@ -279,7 +279,7 @@ mod tests {
                 let list = of_machine(vec![(memory, 20), (memory, 20)], system);
                 assert!(!list.is_empty(), "{memory} {system}");
                 for placement in list {
-                    let devices: Vec<DeviceId> = placement.stages.iter().map(|stage| stage.device).collect();
+                    let devices: Vec<DeviceId> = placement.stages.iter().map(|stage| stage.lead()).collect();
                     let changes = devices.windows(2).filter(|pair| pair[0] != pair[1]).count();
                     let different: BTreeSet<DeviceId> = devices.iter().copied().collect();
                     assert_eq!(changes + 1, different.len(), "{placement:?}");

@@ -24,7 +24,7 @@ pub(crate) fn repaired(context: &Context<'_>, placement: &Placement, changed: &P
         return None;
     }
     let of = |placement: &Placement, device: DeviceId| -> Vec<Stage> {
-        placement.stages.iter().filter(|stage| stage.device == device).copied().collect()
+        placement.stages.iter().filter(|stage| stage.lead() == device).copied().collect()
     };
     let mut repaired = changed.clone();
     for device in changed.devices() {
@@ -37,7 +37,7 @@ pub(crate) fn repaired(context: &Context<'_>, placement: &Placement, changed: &P
 
 /// Recomputes as few layers of a device as fits, but for stages that offload their activations.
 pub(crate) fn recompute_on(context: &Context<'_>, placement: &mut Placement, device: DeviceId) {
-    let on_device = |(_, stage): &(StageId, &Stage)| stage.device == device && stage.offload.is_none();
+    let on_device = |(_, stage): &(StageId, &Stage)| stage.lead() == device && stage.offload.is_none();
     let own = placement.stages.enumerate().filter(on_device).map(|(id, _)| id).collect();
     let fits = |placement: &Placement| free_bytes(context, &footprint(context, placement), device).is_some();
     recompute_least(context, (placement, own), fits);
@@ -51,7 +51,8 @@ pub(crate) fn recompute_least(
     fits: impl Fn(&Placement) -> bool,
 ) {
     let rate = |id: &StageId| {
-        let Stage { layers, device, .. } = placement.stages[*id];
+        let Stage { layers, team, .. } = placement.stages[*id];
+        let device = team.lead();
         let input = context.cost.memory(layers.first(), device).boundary;
         let saved = bytes_of(context, (layers, device), |memory| memory.saved).saturating_sub(input);
         ms_of(context, (layers, device), |times| times.forward) / saved.as_f64().max(1.0)

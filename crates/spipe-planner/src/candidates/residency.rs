@@ -141,9 +141,9 @@ pub(crate) fn other_ends(context: &Context<'_>, placement: &Placement) -> Option
 /// Streams a stage from the host near its device.
 pub(crate) fn stream(context: &Context<'_>, placement: &mut Placement, id: StageId) {
     let stage = placement.stages[id];
-    if let Some(home) = context.hardware.host_memory(stage.device) {
-        let streamed = Stage::new(stage.device, stage.layers).with_weights_in(home);
-        let optimizer = socket(context, stage.device);
+    if let Some(home) = context.hardware.host_memory(stage.lead()) {
+        let streamed = Stage::new(stage.lead(), stage.layers).with_weights_in(home);
+        let optimizer = socket(context, stage.lead());
         placement.stages[id] = Stage { recomputed: stage.recomputed, offload: stage.offload, optimizer, ..streamed };
     }
 }
@@ -155,7 +155,7 @@ pub(crate) fn kept(context: &Context<'_>, placement: &Placement, device: DeviceI
 }
 
 fn of_device(placement: &Placement, device: DeviceId) -> impl Iterator<Item = (StageId, &Stage)> {
-    placement.stages.enumerate().filter(move |(_, stage)| stage.device == device)
+    placement.stages.enumerate().filter(move |(_, stage)| stage.lead() == device)
 }
 
 pub(crate) const fn streams(stage: &Stage) -> bool {

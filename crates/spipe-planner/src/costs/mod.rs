@@ -89,8 +89,8 @@ pub(crate) fn ms_of(
 
 /// Returns the time of one microbatch's recompute and backward in a stage, in ms.
 pub(crate) fn back_through(context: &Context<'_>, stage: &Stage) -> f64 {
-    let again = |layers| ms_of(context, (layers, stage.device), |time| time.forward);
-    stage.recomputed_layers().map_or(0.0, again) + ms_of(context, (stage.layers, stage.device), LayerTime::backward)
+    let again = |layers| ms_of(context, (layers, stage.lead()), |time| time.forward);
+    stage.recomputed_layers().map_or(0.0, again) + ms_of(context, (stage.layers, stage.lead()), LayerTime::backward)
 }
 
 /// Returns the runs of consecutive layers of the same kind that `same` does not distinguish, as

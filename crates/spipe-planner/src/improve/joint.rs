@@ -41,7 +41,7 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Vec<S
             for change in CHANGES {
                 let mut all = stages.to_vec();
                 for device in &devices[from..] {
-                    let own: Vec<usize> = (0..stages.len()).filter(|index| stages[*index].device == *device).collect();
+                    let own: Vec<usize> = (0..stages.len()).filter(|index| stages[*index].lead() == *device).collect();
                     let chosen = own.iter().enumerate().filter(|(index, _)| part(*index, own.len()));
                     for (_, index) in chosen.filter(|_| !context.is_cpu(*device)) {
                         all[*index] = change(context, &stages[*index]).unwrap_or(stages[*index]);

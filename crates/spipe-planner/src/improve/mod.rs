@@ -138,7 +138,7 @@ fn thinned(neighbours: Vec<Placement>, most: usize) -> Vec<Placement> {
 fn work(costs: &CostSums<'_>, placement: &Placement) -> f64 {
     let of_stage = |stage: &Stage| {
         let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
-        costs.devices[stage.device.index()].stage_times(layers, stage.recomputed, HostOffload::NONE).busy()
+        costs.devices[stage.lead().index()].stage_times(layers, stage.recomputed, HostOffload::NONE).busy()
     };
     placement.stages.iter().map(of_stage).sum()
 }
@@ -273,7 +273,7 @@ fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: boo
             let other = BTreeSet::from(counts).into_iter().filter(|count| *count != now);
             others.extend(other.map(|count| stage.with_recomputed(count)));
         }
-        if host_offload && SYSTEMS.contains(&system) && !context.is_cpu(stage.device) {
+        if host_offload && SYSTEMS.contains(&system) && !context.is_cpu(stage.lead()) {
             for other in [stepped_elsewhere(context, stage), saved_elsewhere(context, stage)].into_iter().flatten() {
                 others.push(other);
                 others.extend(elsewhere(context, &other));
@@ -292,12 +292,12 @@ fn other_choices(context: &Context<'_>, placement: &Placement, host_offload: boo
 /// Cuts the stages of one device, or of all, into equal parts.
 fn in_parts(stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
-    let devices: BTreeSet<DeviceId> = stages.iter().map(|stage| stage.device).collect();
+    let devices: BTreeSet<DeviceId> = stages.iter().map(|stage| stage.lead()).collect();
     let mut list: Vec<Vec<Stage>> = Vec::new();
     for parts in PARTS {
         let cut = |device: Option<DeviceId>| -> Vec<Stage> {
             let of = |stage: &Stage| {
-                let whole = device.is_some_and(|device| stage.device != device);
+                let whole = device.is_some_and(|device| stage.lead() != device);
                 if whole { vec![*stage] } else { equal_parts(stage, parts) }
             };
             stages.iter().flat_map(of).collect()
@@ -325,7 +325,7 @@ fn cut_and_joined(context: &Context<'_>, placement: &Placement, host_offload: bo
         for cut in cuts.into_iter().filter(|cut| *cut > 0 && *cut < count) {
             let [front, back] = cut_at(stage, cut);
             replace(index, 1, &[front, back]);
-            if host_offload && SYSTEMS.contains(&placement.system) && !context.is_cpu(stage.device) {
+            if host_offload && SYSTEMS.contains(&placement.system) && !context.is_cpu(stage.lead()) {
                 for change in [stepped_elsewhere, saved_elsewhere] {
                     if let (Some(other_front), Some(other_back)) = (change(context, &front), change(context, &back)) {
                         replace(index, 1, &[other_front, back]);
@@ -334,7 +334,7 @@ fn cut_and_joined(context: &Context<'_>, placement: &Placement, host_offload: bo
                 }
             }
         }
-        if let Some(next) = stages.get(index + 1).filter(|next| next.device == stage.device) {
+        if let Some(next) = stages.get(index + 1).filter(|next| next.team == stage.team) {
             let joined = over(stage, first, next.layers.last().index() + 1);
             replace(index, 2, &[joined]);
         }
@@ -348,12 +348,12 @@ fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Ve
     let stages = stages.as_slice();
     let mut list = Vec::new();
     for index in 0..stages.len().saturating_sub(1) {
-        let (here, next) = (stages[index].device, stages[index + 1].device);
+        let (here, next) = (stages[index].lead(), stages[index + 1].lead());
         if here == next {
             continue;
         }
         for (from, to) in [(index, next), (index + 1, here)] {
-            if is_alone(stages, from) || context.is_cpu(to) != context.is_cpu(stages[from].device) {
+            if is_alone(stages, from) || context.is_cpu(to) != context.is_cpu(stages[from].lead()) {
                 continue;
             }
             let mut all = stages.to_vec();
@@ -366,7 +366,7 @@ fn moved_stages(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Ve
 
 /// Whether a stage is the only one of its device.
 fn is_alone(stages: &[Stage], index: usize) -> bool {
-    stages.iter().filter(|stage| stage.device == stages[index].device).count() == 1
+    stages.iter().filter(|stage| stage.team == stages[index].team).count() == 1
 }
 
 /// Moves the only stage of a device to a neighbour's device, so that its own is unused.
@@ -375,7 +375,7 @@ fn left_out(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<St
     let mut list = Vec::new();
     for index in (0..stages.len()).filter(|index| is_alone(stages, *index)) {
         let neighbours = [index.checked_sub(1), Some(index + 1)].into_iter().flatten();
-        for to in neighbours.filter_map(|neighbour| stages.get(neighbour)).map(|stage| stage.device) {
+        for to in neighbours.filter_map(|neighbour| stages.get(neighbour)).map(|stage| stage.lead()) {
             let mut all = stages.to_vec();
             all[index] = on_device(context, &stages[index], to);
             list.push(all);
@@ -388,13 +388,13 @@ fn left_out(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<St
 fn first_on_sockets(context: &Context<'_>, stages: &IdVec<StageId, Stage>) -> Vec<Vec<Stage>> {
     let stages = stages.as_slice();
     let [first, next, ..] = stages else { return Vec::new() };
-    if first.device != next.device {
+    if first.team != next.team {
         return Vec::new();
     }
-    let free = |device: &DeviceId| context.is_cpu(*device) && stages.iter().all(|stage| stage.device != *device);
+    let free = |device: &DeviceId| context.is_cpu(*device) && stages.iter().all(|stage| stage.lead() != *device);
     let moved = |device: DeviceId| {
         let mut all = stages.to_vec();
-        all[0] = Stage { device, optimizer: None, offload: None, ..*first };
+        all[0] = Stage { optimizer: None, offload: None, ..first.on(device) };
         all
     };
     context.cost.devices().filter(free).map(moved).collect()

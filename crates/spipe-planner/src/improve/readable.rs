@@ -65,7 +65,7 @@ fn parts(stage: &Stage) -> impl Iterator<Item = (Stage, bool)> {
 
 /// Whether two stages have the same device and the same homes of their data.
 fn alike(one: &Stage, other: &Stage) -> bool {
-    let homes = |stage: &Stage| (stage.device, stage.weights, stage.offload, stage.optimizer, stage.state);
+    let homes = |stage: &Stage| (stage.lead(), stage.weights, stage.offload, stage.optimizer, stage.state);
     homes(one) == homes(other)
 }
 
@@ -90,7 +90,7 @@ fn changes(placement: &Placement) -> Vec<Placement> {
     for (index, run) in runs.iter().enumerate() {
         let around = [index.checked_sub(1), Some(index + 1)].into_iter().flatten();
         for neighbour in around.filter_map(|at| runs.get(at)).map(|run| run[0]) {
-            if neighbour.device == run[0].device {
+            if neighbour.team == run[0].team {
                 let changed = |stage: &Stage| like(stage, &neighbour);
                 let all = runs.iter().enumerate().flat_map(|(at, run)| {
                     let change = at == index;

@@ -21,19 +21,19 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
     }
     let stages = placement.stages.as_slice();
     let devices = placement.devices();
-    let forward = |stage: &Stage| ms_of(context, (stage.layers, stage.device), |time| time.forward);
+    let forward = |stage: &Stage| ms_of(context, (stage.layers, stage.lead()), |time| time.forward);
     let time = |stage: &Stage| forward(stage) + back_through(context, stage);
-    let busy = |device: &DeviceId| -> f64 { stages.iter().filter(|stage| stage.device == *device).map(time).sum() };
+    let busy = |device: &DeviceId| -> f64 { stages.iter().filter(|stage| stage.lead() == *device).map(time).sum() };
     let busiest = devices.iter().copied().max_by(|one, other| busy(one).total_cmp(&busy(other)));
     let least = devices.iter().copied().min_by(|one, other| busy(one).total_cmp(&busy(other)));
-    let (Some(from), Some(least), Some(first)) = (busiest, least, stages.first().map(|stage| stage.device)) else {
+    let (Some(from), Some(least), Some(first)) = (busiest, least, stages.first().map(|stage| stage.lead())) else {
         return Vec::new();
     };
     let mut targets = vec![least, first];
     targets.dedup();
     targets.retain(|target| *target != from);
     let mut list = Vec::new();
-    for (index, stage) in stages.iter().enumerate().filter(|(_, stage)| stage.device == from) {
+    for (index, stage) in stages.iter().enumerate().filter(|(_, stage)| stage.lead() == from) {
         for target in &targets {
             let mut replace = |new: &[Stage]| {
                 let stages = [&stages[..index], new, &stages[index + 1..]].concat();

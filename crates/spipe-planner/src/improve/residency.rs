@@ -38,7 +38,7 @@ pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Place
 fn with_other_ends(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
     let Some(other) = other_ends(context, placement) else { return Vec::new() };
     let devices: BTreeSet<DeviceId> =
-        ends(context, placement).into_iter().map(|end| placement.stages[end].device).collect();
+        ends(context, placement).into_iter().map(|end| placement.stages[end].lead()).collect();
     let devices: Vec<DeviceId> = devices.into_iter().collect();
     let keeps = other.stages.iter().zip(placement.stages.iter()).any(|(one, was)| !streams(one) && streams(was));
     let exchanged = |by: usize| if keeps { (0, by) } else { (by, 0) };

@@ -39,17 +39,17 @@ pub(crate) fn fine(context: &Context<'_>, placement: &Placement) -> Option<Place
 /// Runs the optimizer steps of as many first stages of each GPU as fit there, and of the others on
 /// a socket.
 fn stepped(context: &Context<'_>, placement: &Placement) -> Option<Placement> {
-    let on_socket = |stage: &Stage| stepped_on_socket(context, stage).filter(|_| !context.is_cpu(stage.device));
+    let on_socket = |stage: &Stage| stepped_on_socket(context, stage).filter(|_| !context.is_cpu(stage.lead()));
     let mut changed = placement.clone();
     changed.stages.iter_mut().for_each(|stage| *stage = on_socket(stage).unwrap_or(*stage));
     let needs = footprint(context, &changed);
     for device in placement.devices().into_iter().filter(|device| !context.is_cpu(*device)) {
         let mut left = free_bytes(context, &needs, device)?;
         let own: Vec<StageId> =
-            changed.stages.enumerate().filter(|(_, stage)| stage.device == device).map(|(id, _)| id).collect();
+            changed.stages.enumerate().filter(|(_, stage)| stage.lead() == device).map(|(id, _)| id).collect();
         for id in own {
             let stage = &mut changed.stages[id];
-            let held = bytes_of(context, (stage.layers, stage.device), |memory| memory.optimizer);
+            let held = bytes_of(context, (stage.layers, stage.lead()), |memory| memory.optimizer);
             let Some(less) = left.checked_sub(held.get()) else { break };
             left = less;
             stage.optimizer = None;

@@ -160,7 +160,7 @@ impl Pins {
 
     /// Whether `placement` has the given stages.
     fn allows_given(&self, placement: &Placement) -> bool {
-        let stages = placement.stages.iter().map(|stage| (stage.device.index(), stage.layers));
+        let stages = placement.stages.iter().map(|stage| (stage.lead().index(), stage.layers));
         self.given.as_ref().is_none_or(|given| given.iter().copied().eq(stages))
     }
 
@@ -252,7 +252,7 @@ impl Pins {
         let training = context.workload().mode == Mode::Train;
         let layers = placement
             .all_stages()
-            .all(|stage| stage.layers.iter().all(|layer| on(layer.index(), stage.device.index())));
+            .all(|stage| stage.layers.iter().all(|layer| on(layer.index(), stage.lead().index())));
         let kept = placement.backward_stages().iter().all(|stage| {
             if placement.shards_parameters() {
                 self.allow_shared(context, placement.replicas(), stage)
@@ -260,7 +260,7 @@ impl Pins {
                 self.allow_stage(context, stage, training)
             }
         });
-        let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.device.index()).collect();
+        let devices: Vec<usize> = placement.stages.iter().map(|stage| stage.lead().index()).collect();
         layers && kept && self.allows_given(placement) && self.allows_devices(&devices) && self.allows_knobs(placement)
     }
 

@@ -98,12 +98,12 @@ pub(crate) fn estimate(costs: &CostSums<'_>, placement: &Placement) -> Option<f6
 /// Returns the work of each device, in the order of their stages.
 fn turns(costs: &CostSums<'_>, placement: &Placement) -> Vec<Turn> {
     let stages = placement.stages.as_slice();
-    let of_devices: Vec<&[Stage]> = stages.chunk_by(|one, next| one.device == next.device).collect();
+    let of_devices: Vec<&[Stage]> = stages.chunk_by(|one, next| one.team == next.team).collect();
     let mut of_hosts: BTreeMap<DeviceId, f64> = BTreeMap::new();
     let mut turns: Vec<Turn> = of_devices.iter().map(|stages| turn(costs, stages, &mut of_hosts)).collect();
     for (turn, pair) in turns.iter_mut().zip(of_devices.windows(2)) {
-        let (from, next) = (pair[0][0].device, &pair[1][0]);
-        let (there, back) = costs.transfers((from.index(), next.device.index()), next.layers.first().index());
+        let (from, next) = (pair[0][0].lead(), &pair[1][0]);
+        let (there, back) = costs.transfers((from.index(), next.lead().index()), next.layers.first().index());
         turn.p2p_both_ways = there + back;
     }
     turns
@@ -114,7 +114,7 @@ fn turns(costs: &CostSums<'_>, placement: &Placement) -> Vec<Turn> {
 fn turn(costs: &CostSums<'_>, stages: &[Stage], of_hosts: &mut BTreeMap<DeviceId, f64>) -> Turn {
     let mut turn = Turn::default();
     for stage in stages {
-        let device = &costs.devices[stage.device.index()];
+        let device = &costs.devices[stage.lead().index()];
         let layers = (stage.layers.first().index(), stage.layers.last().index() + 1);
         let host_offload = host_offload(costs, stage);
         let times = device.stage_times(layers, stage.recomputed, host_offload);
@@ -137,7 +137,7 @@ fn host_offload(costs: &CostSums<'_>, stage: &Stage) -> HostOffload {
     if stage.optimizer.is_none() && stage.offload.is_none() {
         return HostOffload::NONE;
     }
-    let device = &costs.devices[stage.device.index()];
+    let device = &costs.devices[stage.lead().index()];
     let mut hosts = device.hosts();
     let host = hosts.position(|host| Some(host.socket) == stage.optimizer || Some(host.memory) == stage.offload);
     HostOffload { optimizer: stage.optimizer.is_some(), activations: stage.offload.is_some(), host: host.unwrap_or(0) }

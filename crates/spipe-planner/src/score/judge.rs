@@ -36,17 +36,17 @@ pub(crate) fn busiest(costs: &CostSums<'_>, placement: &Placement) -> f64 {
     let mut busy = vec![0.0; costs.devices.len()];
     let m = costs.microbatches as f64;
     for stage in &placement.stages {
-        let device = &costs.devices[stage.device.index()];
+        let device = &costs.devices[stage.lead().index()];
         for times in stage.layers.iter().filter_map(|layer| device.times[layer.index()]) {
-            busy[stage.device.index()] += m * times.forward;
+            busy[stage.lead().index()] += m * times.forward;
         }
     }
     for stage in placement.backward_stages().iter().filter(|_| costs.training) {
-        let device = &costs.devices[stage.device.index()];
+        let device = &costs.devices[stage.lead().index()];
         for (index, layer) in stage.layers.iter().enumerate() {
             let times = device.times[layer.index()].unwrap_or_default();
             let again = if index < stage.recomputed && times.backward > 0.0 { times.forward } else { 0.0 };
-            busy[stage.device.index()] += m * (times.backward + again);
+            busy[stage.lead().index()] += m * (times.backward + again);
         }
     }
     busy.into_iter().fold(0.0, f64::max)

@@ -23,16 +23,16 @@ pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
     // Of each device, the streamed stages that its last forwards have left there.
     let mut left: BTreeMap<DeviceId, usize> = BTreeMap::new();
     for stage in placement.stages.iter() {
-        let time = ms_of(context, (stage.layers, stage.device), |time| time.forward);
+        let time = ms_of(context, (stage.layers, stage.lead()), |time| time.forward);
         slowest[0] = slowest[0].max(time);
-        busy.add(Lane::Compute(stage.device), rounds * time);
+        busy.add(Lane::Compute(stage.lead()), rounds * time);
         busy.parameters(stage);
     }
     for stage in back.iter().rev().filter(|stage| context.backward_of(stage.layers).is_some()) {
         let time = back_through(context, stage);
         slowest[1] = slowest[1].max(time);
-        busy.add(Lane::Compute(stage.device), rounds * time);
-        let seen = left.entry(stage.device).or_default();
+        busy.add(Lane::Compute(stage.lead()), rounds * time);
+        let seen = left.entry(stage.lead()).or_default();
         if matches!(stage.weights, Weights::Streamed(_)) {
             if !same || *seen >= held {
                 busy.parameters(stage);
@@ -58,21 +58,21 @@ impl Busy<'_, '_> {
     /// Adds the copies of a streamed stage's parameters to its device.
     fn parameters(&mut self, stage: &Stage) {
         if let Weights::Streamed(host) = stage.weights {
-            let bytes = bytes_of(self.context, (stage.layers, stage.device), |memory| memory.streamed);
-            self.moves((host, self.memory_of(stage.device)), bytes);
+            let bytes = bytes_of(self.context, (stage.layers, stage.lead()), |memory| memory.streamed);
+            self.moves((host, self.memory_of(stage.lead())), bytes);
         }
     }
 
     /// Adds the optimizer step of a stage, and the copies of its gradients and of what it changes.
     fn step(&mut self, stage: &Stage) {
         let trained: u64 = stage.layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
-        let steps = stage.optimizer.unwrap_or(stage.device);
+        let steps = stage.optimizer.unwrap_or(stage.lead());
         self.add(Lane::Compute(steps), self.context.cost.optimizer_time(trained, steps).to_ms());
-        if steps == stage.device {
+        if steps == stage.lead() {
             return;
         }
-        let (here, host) = (self.memory_of(stage.device), self.memory_of(steps));
-        let bytes = |part: fn(&LayerMemory) -> Bytes| bytes_of(self.context, (stage.layers, stage.device), part);
+        let (here, host) = (self.memory_of(stage.lead()), self.memory_of(steps));
+        let bytes = |part: fn(&LayerMemory) -> Bytes| bytes_of(self.context, (stage.layers, stage.lead()), part);
         let (gradients, updated) = (bytes(|memory| memory.gradients), bytes(|memory| memory.updated));
         self.moves((here, host), gradients);
         if stage.weights == Weights::Resident {

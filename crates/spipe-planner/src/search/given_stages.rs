@@ -77,7 +77,7 @@ fn starts(problem: &Problem<'_>, plain: &Placement) -> Vec<Placement> {
     if training && problem.options.host_help && rules.steps_on_host != Permission::Forbidden {
         let on_sockets = |placement: &Placement| {
             let moved = |stage: &Stage| {
-                let moves = context.trains(stage.layers) && !context.is_cpu(stage.device);
+                let moves = context.trains(stage.layers) && !context.is_cpu(stage.lead());
                 stepped_on_socket(context, stage).filter(|_| moves).unwrap_or(*stage)
             };
             Placement { stages: placement.stages.iter().map(moved).collect(), ..placement.clone() }

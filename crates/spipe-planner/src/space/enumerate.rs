@@ -66,7 +66,7 @@ pub(crate) fn of_costs(costs: &CostSums<'_>, pins: &Pins, (system, most): (Syste
     walk.extend(&mut Vec::new())?;
     // Parameters are where the stages of the backward have them.
     let near = |stages: &&Vec<Stage>| {
-        stages.iter().all(|stage| socket_of(context, stage) == sockets(context, stage.device).first().copied())
+        stages.iter().all(|stage| socket_of(context, stage) == sockets(context, stage.lead()).first().copied())
     };
     let pairs = forward.iter().filter(near).flat_map(|ahead| walk.list.iter().map(move |back| (ahead, back)));
     let plain = |stages: &Vec<Stage>| Placement::new(system, stages.iter().copied());
@@ -136,7 +136,7 @@ fn turned(costs: &CostSums<'_>, placement: &Placement) -> Vec<Placement> {
         return [0, 1].map(|leave| with(Knob::GradientsLeave, leave)).to_vec();
     }
     // Without a CPU stage there is no head start.
-    let has_cpu = placement.stages.iter().any(|stage| costs.context.is_cpu(stage.device));
+    let has_cpu = placement.stages.iter().any(|stage| costs.context.is_cpu(stage.lead()));
     let most = if has_cpu { spec.largest_head_start() } else { 0 };
     (0..=most).map(|head_start| with(Knob::HeadStart, head_start)).collect()
 }
@@ -145,7 +145,7 @@ fn turned(costs: &CostSums<'_>, placement: &Placement) -> Vec<Placement> {
 /// share them or one stage has as many microbatches to offload.
 pub(crate) fn slots(context: &Context<'_>, placement: &Placement) -> Vec<Option<u64>> {
     let offloading = |device: DeviceId| {
-        placement.stages.iter().filter(move |stage| stage.device == device && stage.offload.is_some()).count()
+        placement.stages.iter().filter(move |stage| stage.lead() == device && stage.offload.is_some()).count()
     };
     let microbatches = context.workload().microbatches;
     // Where an algorithm makes the order, all microbatches may be in flight.
@@ -170,7 +170,7 @@ pub(crate) fn slots(context: &Context<'_>, placement: &Placement) -> Vec<Option<
 /// Returns the orders of optimizer steps worth a try: by arrival, and by priority where a socket
 /// runs the steps of several stages.
 pub(crate) fn orders(placement: &Placement) -> &'static [bool] {
-    let elsewhere = |stage: &Stage| stage.optimizer.filter(|socket| *socket != stage.device);
+    let elsewhere = |stage: &Stage| stage.optimizer.filter(|socket| *socket != stage.lead());
     let stepping: Vec<DeviceId> = placement.backward_stages().iter().filter_map(elsewhere).collect();
     let sockets: BTreeSet<&DeviceId> = stepping.iter().collect();
     if sockets.len() < stepping.len() && Knob::UrgentSteps.is_of(placement.system) { &[false, true] } else { &[false] }
@@ -215,10 +215,10 @@ impl PlacementWalk<'_, '_> {
 
     /// Whether a stage on `device` may come after `stages`.
     fn may_follow(&self, stages: &[Stage], device: DeviceId) -> bool {
-        let has = |device: DeviceId| stages.iter().any(|stage| stage.device == device);
+        let has = |device: DeviceId| stages.iter().any(|stage| stage.lead() == device);
         let lower = |other: &&DeviceId| **other < device && self.classes[other.index()] == self.classes[device.index()];
         let new = !has(device) && self.devices.iter().filter(lower).all(|other| has(*other));
-        let is = |index: usize| stages.get(index).is_some_and(|stage| stage.device == device);
+        let is = |index: usize| stages.get(index).is_some_and(|stage| stage.lead() == device);
         let (count, used) = (stages.len(), self.devices.iter().filter(|device| has(**device)).count());
         match self.system.dealing() {
             _ if self.rules.computing == DeviceSet::OneGpu => has(device) || (new && used == 0),

@@ -41,12 +41,12 @@ impl Pins {
                 Err(layer) => stage.layers.contains(layer.into()),
             };
             let Some((_, stage)) = held.stages.iter().enumerate().find(is) else { continue };
-            let here = stage.device;
+            let here = stage.lead();
             let alike = |device: &DeviceId| context.is_cpu(*device) == context.is_cpu(here);
             let there = devices.iter().map(|device| DeviceId::from(*device)).find(alike);
             if let Some(there) = there.filter(|_| !devices.contains(&here.index())) {
                 for stage in held.stages.iter_mut().chain(held.backward.iter_mut()) {
-                    *stage = match stage.device {
+                    *stage = match stage.lead() {
                         device if device == here => on_device(context, stage, there),
                         device if device == there => on_device(context, stage, here),
                         _ => *stage,
@@ -62,16 +62,16 @@ impl Pins {
         let training = context.workload().mode == Mode::Train;
         // The host data of a sharded stage is near each device.
         let near = if rules.shared {
-            socket(context, stage.device).into_iter().collect()
+            socket(context, stage.lead()).into_iter().collect()
         } else {
-            sockets(context, stage.device)
+            sockets(context, stage.lead())
         };
         let may = |when: Permission| when == Permission::Free && !near.is_empty();
         for layer in stage.layers.iter().map(|layer| layer.index()) {
             let allowed = near.iter().copied().filter(|socket| self.allows_host(layer, socket.index()));
             let host = socket_of(context, stage).or_else(|| allowed.clone().next());
             let home = host.map(|host| context.hardware.devices()[host].memory);
-            if let Some(wanted) = self.streamed_together(context, (rules, stage.device, &near), layer) {
+            if let Some(wanted) = self.streamed_together(context, (rules, stage.lead(), &near), layer) {
                 let streamed = home.filter(|_| wanted).map_or(Weights::Resident, Weights::Streamed);
                 *stage = Stage { weights: streamed, optimizer: host.filter(|_| wanted && training), ..*stage };
             }
@@ -79,7 +79,7 @@ impl Pins {
                 stage.offload = home.filter(|_| wanted);
             }
             if !self.allows_step(layer, context.steps(stage).index()) && training {
-                let own = self.allows_step(layer, stage.device.index()) && may(rules.steps_on_host);
+                let own = self.allows_step(layer, stage.lead().index()) && may(rules.steps_on_host);
                 let socket = allowed.clone().find(|socket| self.allows_step(layer, socket.index()));
                 match socket.filter(|_| !own && rules.steps_on_host != Permission::Forbidden) {
                     Some(socket) if matches!(stage.weights, Weights::Streamed(_)) => {

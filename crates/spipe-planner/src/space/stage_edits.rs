@@ -33,14 +33,14 @@ pub(crate) fn equal_parts(stage: &Stage, parts: usize) -> Vec<Stage> {
 
 /// `stage` with its optimizer on the socket that has its other host data, or else on the nearest.
 pub(crate) fn stepped_on_socket(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
-    let socket = socket_of(context, stage).or_else(|| socket(context, stage.device))?;
+    let socket = socket_of(context, stage).or_else(|| socket(context, stage.lead()))?;
     Some(stage.with_optimizer_on(socket))
 }
 
 /// `stage` with its activations in the DRAM of the socket that has its other host data, or else of
 /// the nearest.
 pub(crate) fn saved_in_host(context: &Context<'_>, stage: &Stage) -> Option<Stage> {
-    let socket = socket_of(context, stage).or_else(|| socket(context, stage.device))?;
+    let socket = socket_of(context, stage).or_else(|| socket(context, stage.lead()))?;
     Some(stage.with_activations_in(context.hardware.devices()[socket].memory))
 }
 

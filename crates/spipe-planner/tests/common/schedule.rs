@@ -148,17 +148,17 @@ impl Simulation {
 }
 
 fn duration(context: &Context<'_>, here: &Stage, work: Work) -> u64 {
-    let time = |layer| context.cost.time(layer, here.device).unwrap();
+    let time = |layer| context.cost.time(layer, here.lead()).unwrap();
     let seconds = match work {
         Work::Forward(_) => here.layers.iter().map(|layer| time(layer).forward).sum(),
         Work::Backward(_) => here.layers.iter().map(|layer| time(layer).backward()).sum(),
         Work::Recompute(_) => {
             let layers = here.recomputed_layers().into_iter().flat_map(|layers| layers.iter());
-            layers.map(|layer| context.cost.recompute_time(layer, here.device, Recompute::Full).unwrap()).sum()
+            layers.map(|layer| context.cost.recompute_time(layer, here.lead(), Recompute::Full).unwrap()).sum()
         }
         Work::Step => {
             let parameters = here.layers.iter().map(|layer| context.cost.parameters(layer)).sum();
-            context.cost.optimizer_time(parameters, here.device)
+            context.cost.optimizer_time(parameters, here.lead())
         }
     };
     SimTime::from_seconds(seconds).as_ns()
@@ -168,7 +168,7 @@ fn duration(context: &Context<'_>, here: &Stage, work: Work) -> u64 {
 /// gradient of its output (way 1).
 fn route(context: &Context<'_>, placement: &Placement, boundary: usize, way: usize) -> (Vec<usize>, u64) {
     let stages = placement.stages.as_slice();
-    let device = |stage: usize| stages[stage].device;
+    let device = |stage: usize| stages[stage].lead();
     let memory = |device: DeviceId| context.hardware.devices()[device].memory;
     let (from, to) = (device(boundary + way), device(boundary + 1 - way));
     let route = context.hardware.route(memory(from), memory(to)).unwrap();

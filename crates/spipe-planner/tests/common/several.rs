@@ -122,7 +122,7 @@ impl Search<'_> {
     fn choices(&self, stage: Stage) -> Vec<Stage> {
         let recomputed = (0..=stage.layers.count()).map(|recomputed| stage.with_recomputed(recomputed));
         let plain: Vec<Stage> = recomputed.collect();
-        let host = self.context.hardware.host_memory(stage.device).filter(|_| !self.context.is_cpu(stage.device));
+        let host = self.context.hardware.host_memory(stage.lead()).filter(|_| !self.context.is_cpu(stage.lead()));
         let socket = |host: MemoryId| {
             let mut sockets = self.context.cost.devices().filter(|id| self.context.is_cpu(*id));
             sockets.find(|id| self.context.hardware.devices()[*id].memory == host)

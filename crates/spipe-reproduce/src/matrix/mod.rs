@@ -193,7 +193,7 @@ fn counts(plan: &Plan) -> BTreeMap<&'static str, usize> {
     };
     BTreeMap::from([
         ("devices", placement.computing().len()),
-        ("layers on CPUs", layers(&|stage| context.is_cpu(stage.device))),
+        ("layers on CPUs", layers(&|stage| context.is_cpu(stage.lead()))),
         ("layers recomputed", stages().map(|stage| stage.recomputed).sum()),
         ("layers streamed", layers(&|stage| matches!(stage.weights, Weights::Streamed(_)))),
         ("layers stepped on CPUs", layers(&|stage| stage.optimizer.is_some())),

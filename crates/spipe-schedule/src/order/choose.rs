@@ -91,7 +91,7 @@ fn one_turn_per_device(
         }
         OrderKind::OneForwardOneBackward { head_start } if head_start > 0 => {
             // The head start is that of the last turn on a CPU and of all turns before it.
-            let last_cpu = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.device));
+            let last_cpu = placement.stages.enumerate().rfind(|(_, stage)| context.is_cpu(stage.lead()));
             let early = last_cpu.map_or(0, |(id, _)| turns.iter().filter(|turn| turn[0] <= id).count());
             one_forward_one_backward(count, microbatches, &vec![head_start as usize; early])
         }

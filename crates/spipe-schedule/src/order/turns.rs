@@ -9,7 +9,7 @@ use spipe_plan::{Context, Placement};
 /// The stages of each turn of `placement`.
 pub(super) fn turns(placement: &Placement) -> Vec<Vec<StageId>> {
     let ids: Vec<StageId> = placement.stages.ids().collect();
-    let device = |id: &StageId| placement.stages[*id].device;
+    let device = |id: &StageId| placement.stages[*id].lead();
     ids.chunk_by(|one, next| device(one) == device(next)).map(<[StageId]>::to_vec).collect()
 }
 
@@ -45,10 +45,10 @@ pub(super) fn turn_times(context: &Context<'_>, placement: &Placement, turns: &[
 /// The time of a copy of the turn's output to the next turn without contention; `None` for the last
 /// turn.
 fn latency(context: &Context<'_>, placement: &Placement, turns: &[Vec<StageId>], turn: usize) -> Option<SimTime> {
-    let memory = |turn: &[StageId]| context.hardware.devices()[placement.stages[turn[0]].device].memory;
+    let memory = |turn: &[StageId]| context.hardware.devices()[placement.stages[turn[0]].lead()].memory;
     let (here, next) = (turns[turn].as_slice(), turns.get(turn + 1)?);
     let last = &placement.stages[here[here.len() - 1]];
-    let bytes = context.cost.memory(last.layers.last(), last.device).boundary;
+    let bytes = context.cost.memory(last.layers.last(), last.lead()).boundary;
     let route = context.hardware.route(memory(here), memory(next))?;
     let slowest = route.links.iter().map(|link| context.hardware.links()[*link].bandwidth.get());
     let rate = slowest.chain(route.rate_cap.map(|cap| cap.get())).fold(f64::INFINITY, f64::min);

@@ -112,7 +112,7 @@ fn workloads_tried(explained: &Explained<'_>) -> Vec<(String, Option<Found>)> {
 /// the devices of the stages.
 fn optimizer_moved(explained: &Explained<'_>) -> (String, Option<Found>) {
     let (context, placement) = (explained.plan.context(), explained.placement());
-    let own = placement.all_stages().any(|stage| !context.is_cpu(stage.device) && context.steps(stage) == stage.device);
+    let own = placement.all_stages().any(|stage| !context.is_cpu(stage.lead()) && context.steps(stage) == stage.lead());
     let (word, what) = if own { ("cpu", "the optimizer on the CPU") } else { ("gpu", "the optimizer on the GPU") };
     let last = context.model.layers().len().saturating_sub(1);
     let pin = vec![format!("optimizer=0..{last}:{word}")];

@@ -84,7 +84,7 @@ impl Case<'_> {
 
     fn on(&self, stages: &[StageId]) -> String {
         let placement = self.explained.placement();
-        let device = |id: &StageId| &self.explained.hardware().devices()[placement.stages[*id].device].name;
+        let device = |id: &StageId| &self.explained.hardware().devices()[placement.stages[*id].lead()].name;
         stages.iter().map(|id| format!("{id} on {}", device(id))).collect::<Vec<_>>().join(", ")
     }
 
@@ -98,7 +98,7 @@ impl Case<'_> {
 
     fn attention_on_cpu(&self) -> Option<Pitfall> {
         let context = self.explained.plan.context();
-        let stages = self.stages_where(|stage| context.is_cpu(stage.device) && self.attends(stage.layers));
+        let stages = self.stages_where(|stage| context.is_cpu(stage.lead()) && self.attends(stage.layers));
         if stages.is_empty() || !self.has_gpu() {
             return None;
         }
@@ -110,7 +110,7 @@ impl Case<'_> {
 
     fn half_on_cpu(&self) -> Option<Pitfall> {
         let (context, placement) = (self.explained.plan.context(), self.explained.placement());
-        let on_cpu = self.stages_where(|stage| context.is_cpu(stage.device));
+        let on_cpu = self.stages_where(|stage| context.is_cpu(stage.lead()));
         let layers: usize = on_cpu.iter().map(|id| placement.stages[*id].layers.count()).sum();
         if on_cpu.is_empty() || 2 * layers < context.model.layers().len() || !self.has_gpu() {
             return None;
@@ -269,7 +269,7 @@ impl Case<'_> {
 /// The placement with two neighbouring stages joined on the device of one of them.
 fn joined(placement: &Placement, (before, behind): (StageId, StageId), keeps: StageId) -> Option<Placement> {
     let (one, other) = (placement.stages[before], placement.stages[behind]);
-    if one.device == other.device {
+    if one.team == other.team {
         return None;
     }
     let layers = LayerRange::new(one.layers.first(), other.layers.last())?;

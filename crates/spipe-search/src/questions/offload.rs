@@ -20,7 +20,7 @@ pub fn sentence(request: &Request, plan: &Plan) -> String {
         return String::new();
     }
     let hosted = |stage: &Stage| {
-        let offloads = stage.offload.is_some() || stage.optimizer.is_some() || context.is_cpu(stage.device);
+        let offloads = stage.offload.is_some() || stage.optimizer.is_some() || context.is_cpu(stage.lead());
         offloads || matches!(stage.weights, Weights::Streamed(_))
     };
     if !plan.placement().all_stages().any(hosted) {

@@ -66,7 +66,7 @@ fn all(plan: &Plan, limit: Duration) -> Option<Vec<Choice>> {
             return None;
         }
         let Some(simulation) = evaluator.checked_simulation(&placement) else { continue };
-        let device = placement.stages.as_slice()[0].device;
+        let device = placement.stages.as_slice()[0].lead();
         let memory = &context.hardware.memories()[context.hardware.devices()[device].memory];
         let track = simulation.trace.memories.iter().find(|track| track.name == memory.name);
         let options = [Knob::Resident, Knob::Swap].map(|knob| knob.of(&placement));

@@ -220,7 +220,7 @@ fn planned(found: &Found, greedy: Result<&Found, &SearchError>) -> String {
 fn stages(plan: &Plan) -> String {
     let context = plan.context();
     let named =
-        |stage: &spipe_plan::Stage| format!("{} {}", context.hardware.devices()[stage.device].name, stage.layers);
+        |stage: &spipe_plan::Stage| format!("{} {}", context.hardware.devices()[stage.lead()].name, stage.layers);
     plan.placement().stages.iter().map(named).collect::<Vec<_>>().join(", ")
 }
 

@@ -45,7 +45,7 @@ pub(super) fn on_device(context: &Context<'_>, (placement, device): (&Placement,
         alone: training && coupled && devices == 1,
         boundaries: transient_boundaries(context, devices),
     };
-    for (index, stage) in placement.all_stages().enumerate().filter(|(_, stage)| stage.device == device) {
+    for (index, stage) in placement.all_stages().enumerate().filter(|(_, stage)| stage.lead() == device) {
         let backward = index >= placement.stages.len();
         let kept = StageFootprint {
             state: if backward { Bytes::ZERO } else { here.state(stage) },
@@ -85,7 +85,7 @@ struct Here<'a> {
 impl Here<'_> {
     /// The visits of the device in execution order, with their chunks.
     fn visits(&self) -> Vec<(Visit, Stage)> {
-        let here = |(_, stage): &(usize, &Stage)| stage.device == self.device;
+        let here = |(_, stage): &(usize, &Stage)| stage.lead() == self.device;
         let forward = self.placement.stages.iter().enumerate().filter(here);
         let forward = forward.map(|(chunk, stage)| (Visit { backward: false, chunk }, *stage));
         let returns = |(_, stage): &(usize, &Stage)| self.training && self.returns(stage);
@@ -134,7 +134,7 @@ impl Here<'_> {
         let overlaps = self.boundaries.is_none() && !backward;
         let inputs = if overlaps || (returns && (backward || self.coupled)) { input } else { Bytes::ZERO };
         let next = self.placement.stages.get(StageId::from(index + 1)).filter(|_| overlaps);
-        let leaves = next.is_some_and(|next| next.device != self.device);
+        let leaves = next.is_some_and(|next| next.lead() != self.device);
         let output = if leaves { self.memory(stage.layers.last()).boundary } else { Bytes::ZERO };
         let saved = if self.coupled && returns { self.need(stage).per_microbatch } else { Bytes::ZERO };
         let made = if self.coupled || backward { Bytes::ZERO } else { self.checkpoints_made((index, stage)) };
@@ -144,16 +144,16 @@ impl Here<'_> {
     /// The inputs of backward chunks on other devices that a forward chunk makes, except those that
     /// the device of the next forward chunk receives in any case.
     fn checkpoints_made(&self, (index, stage): (usize, &Stage)) -> Bytes {
-        let next = self.placement.stages.get(StageId::from(index + 1)).map(|next| next.device);
+        let next = self.placement.stages.get(StageId::from(index + 1)).map(|next| next.lead());
         let made = self.placement.backward.iter().filter(|back| {
             let before = back.layers.first().index().checked_sub(1).map(LayerId::from);
-            let goes_on = before == Some(stage.layers.last()) && next == Some(back.device);
+            let goes_on = before == Some(stage.layers.last()) && next == Some(back.lead());
             before.is_some_and(|before| stage.layers.contains(before))
-                && back.device != self.device
+                && back.lead() != self.device
                 && self.returns(back)
                 && !goes_on
         });
-        made.map(|back| input_bytes(self.context, &Stage { device: self.device, ..*back })).sum()
+        made.map(|back| input_bytes(self.context, &back.on(self.device))).sum()
     }
 
     fn need(&self, stage: &Stage) -> StageFootprint {
@@ -172,7 +172,7 @@ impl Here<'_> {
             // Parameters that are copied back hold their memory until the copy has ended.
             return vec![most * policy.capacity() as u64; visits.len()];
         }
-        let on = |device| self.placement.stages.iter().filter(|stage| stage.device == device).count();
+        let on = |device| self.placement.stages.iter().filter(|stage| stage.lead() == device).count();
         if !self.training && self.placement.devices().into_iter().all(|device| on(device) <= policy.resident) {
             // All parameters fit at once, and no optimizer step changes them.
             return vec![sizes.iter().map(|(_, bytes)| *bytes).sum(); visits.len()];
@@ -232,11 +232,11 @@ impl Here<'_> {
     fn boundary_bytes(&self) -> Bytes {
         let microbatches = self.context.workload().microbatches;
         let (mut boundary, mut ends) = (Bytes::ZERO, Bytes::ZERO);
-        for (index, stage) in self.placement.all_stages().enumerate().filter(|(_, stage)| stage.device == self.device) {
+        for (index, stage) in self.placement.all_stages().enumerate().filter(|(_, stage)| stage.lead() == self.device) {
             let (input, output) = (input_bytes(self.context, stage), self.memory(stage.layers.last()).boundary);
             boundary = boundary.max(input).max(output);
             let next = self.placement.stages.get(StageId::from(index + 1));
-            let leaves = if next.is_some_and(|next| next.device != self.device) { output } else { Bytes::ZERO };
+            let leaves = if next.is_some_and(|next| next.lead() != self.device) { output } else { Bytes::ZERO };
             ends += (input + leaves) * microbatches;
         }
         match self.boundaries {

@@ -24,10 +24,10 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
     for (id, stage) in placement.backward_stages().enumerate() {
         let Weights::Streamed(home) = stage.weights else { continue };
         let sum = |part: fn(&LayerMemory) -> Bytes| {
-            stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.device))).sum::<Bytes>()
+            stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.lead()))).sum::<Bytes>()
         };
         let lent =
-            context.model.lends(stage.layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
+            context.model.lends(stage.layers).map(|tie| context.cost.memory(tie.user, stage.lead()).tied_gradients);
         let (parameters, host) = (sum(|memory| memory.parameters), context.host_of(stage).unwrap_or(home));
         add(&mut memories, home, (id, StageFootprint { state: parameters, ..StageFootprint::default() }));
         let state = sum(|memory| memory.gradients) + sum(|memory| memory.optimizer) + lent.unwrap_or_default();
@@ -49,14 +49,14 @@ fn add_slots_of_drives(context: &Context<'_>, placement: &Placement, memories: &
     for (index, stage) in placement.all_stages().enumerate().filter(|(_, stage)| context.drive_of(stage).is_some()) {
         let Some(host) = context.host_of(stage) else { continue };
         let of = |part: fn(&LayerMemory) -> Bytes| {
-            stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.device))).sum::<Bytes>()
+            stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.lead()))).sum::<Bytes>()
         };
         let (own, id) = (of(|memory| memory.parameters), StageId::from(index));
         let tied = context.model.borrows(stage.layers);
-        let tied = tied.map_or(Bytes::ZERO, |tie| context.cost.memory(tie.user, stage.device).tied_parameters);
+        let tied = tied.map_or(Bytes::ZERO, |tie| context.cost.memory(tie.user, stage.lead()).tied_parameters);
         // The same parameters may arrive for both passes.
         for bytes in [(own + tied, id); LOAD_SLOTS] {
-            loads.pass((stage.device, host, LOAD_SLOTS * units), bytes);
+            loads.pass((stage.lead(), host, LOAD_SLOTS * units), bytes);
         }
         let returns = placement.backward.is_empty() || index >= placement.stages.len();
         if training && returns && context.trains(stage.layers) {

@@ -55,7 +55,7 @@ impl Lowering<'_> {
             let content = Content::Gradient(to.stage.layers.last(), microbatch);
             (content, Payload::Gradient, to.output, from.input.min(to.output))
         };
-        let (sender, receiver, memory) = (from.stage.device, to.stage.device, to.memory);
+        let (sender, receiver, memory) = (from.stage.lead(), to.stage.lead(), to.memory);
         let flow = self.flow((from.memory, memory), wire);
         let lane = self.copy_lane(sender, receiver);
         let here = self.builder.buffer(content, memory, bytes, Lifetime::Transient);

@@ -39,7 +39,7 @@ impl Lowering<'_> {
     ) {
         let here = &self.stations[stage];
         let (Some(leaving), Some(sum)) = (here.leaving, here.gradients) else { return };
-        let (device, memory, layers) = (here.stage.device, here.memory, here.stage.layers);
+        let (device, memory, layers) = (here.stage.lead(), here.memory, here.stage.layers);
         let done = self.accumulated[stage.index()];
         let mut reads = vec![Access::new(from, 1)];
         reads.extend((done > 0).then_some(Access::new(sum, done)));

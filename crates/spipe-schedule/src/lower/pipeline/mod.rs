@@ -279,7 +279,7 @@ impl<'a> Lowering<'a> {
     ) -> ActionId {
         let stage = subject.stage.unwrap_or(StageId::new(0));
         let here = &self.stations[stage];
-        let flows = dram_flow(self.context, here.stage.device, time, traffic);
+        let flows = dram_flow(self.context, here.stage.lead(), time, traffic);
         let lane = here.lane;
         let action = self.builder.action(NewAction {
             lane,

@@ -71,7 +71,7 @@ impl Lowering<'_> {
     pub(super) fn offload(&mut self, stage: StageId, microbatch: MicrobatchId, (saved, forward): (BufferId, ActionId)) {
         let here = &self.stations[stage];
         let Some(home) = here.stage.offload else { return };
-        let (device, layers, bytes, memory) = (here.stage.device, here.stage.layers, here.offloaded, here.memory);
+        let (device, layers, bytes, memory) = (here.stage.lead(), here.stage.layers, here.offloaded, here.memory);
         let staging = staging(self.context, &here.stage);
         let host = staging.unwrap_or(home);
         let there = self.builder.buffer(Content::Saved(layers, microbatch), host, bytes, Lifetime::Transient);
@@ -93,7 +93,7 @@ impl Lowering<'_> {
     pub(super) fn reload(&mut self, stage: StageId, microbatch: MicrobatchId) -> Option<(Access, ActionId)> {
         let kept = *self.offloads.kept.get(&(stage, microbatch))?;
         let here = &self.stations[stage];
-        let (device, layers, bytes, memory) = (here.stage.device, here.stage.layers, here.offloaded, here.memory);
+        let (device, layers, bytes, memory) = (here.stage.lead(), here.stage.layers, here.offloaded, here.memory);
         let (home, staging) = (here.stage.offload?, staging(self.context, &here.stage));
         let what = (Payload::Reload, stage, microbatch);
         let read = staging.map(|host| self.read(what, (kept, home), host));
@@ -111,7 +111,7 @@ impl Lowering<'_> {
     fn write(&mut self, what: What, (from, host): (BufferId, MemoryId), (home, out): (MemoryId, ActionId)) -> BufferId {
         let (_, stage, microbatch) = what;
         let here = &self.stations[stage];
-        let (device, layers, bytes) = (here.stage.device, here.stage.layers, here.offloaded);
+        let (device, layers, bytes) = (here.stage.lead(), here.stage.layers, here.offloaded);
         let kept = self.builder.buffer(Content::Saved(layers, microbatch), home, bytes, Lifetime::Transient);
         let write = self.on_drive(what, (host, home), (from, kept));
         let slots = self.offloads.slots;
@@ -128,7 +128,7 @@ impl Lowering<'_> {
     fn read(&mut self, what: What, (kept, home): (BufferId, MemoryId), host: MemoryId) -> (BufferId, ActionId) {
         let (_, stage, microbatch) = what;
         let here = &self.stations[stage];
-        let (device, layers, bytes) = (here.stage.device, here.stage.layers, here.offloaded);
+        let (device, layers, bytes) = (here.stage.lead(), here.stage.layers, here.offloaded);
         let staged = self.builder.buffer(Content::Saved(layers, microbatch), host, bytes, Lifetime::Transient);
         let read = self.on_drive(what, (home, host), (kept, staged));
         let slots = self.offloads.slots;
@@ -162,7 +162,7 @@ impl Lowering<'_> {
         (read, write): (Access, Access),
     ) -> ActionId {
         let here = &self.stations[stage];
-        let (device, bytes) = (here.stage.device, here.offloaded);
+        let (device, bytes) = (here.stage.lead(), here.offloaded);
         let flow = route(self.context, from, to, bytes).map_err(|fault| self.faults.push(fault)).ok();
         let flows = flow.iter().filter(|_| self.offloads.staggered);
         let links: Vec<LinkId> = flows.flat_map(|flow| flow.route.iter().copied()).collect();
@@ -216,7 +216,7 @@ impl Lowering<'_> {
     /// do not exceed their slots.
     pub(super) fn reloaded_for(&mut self, stage: StageId, back: ActionId, backward: ActionId) {
         let ahead = self.offloads.slots - 1;
-        let traffic = self.offloads.devices.entry(self.stations[stage].stage.device).or_default();
+        let traffic = self.offloads.devices.entry(self.stations[stage].stage.lead()).or_default();
         let before = traffic.backwards.len().checked_sub(ahead).map(|index| traffic.backwards[index]);
         traffic.backwards.push(backward);
         traffic.back.push(back);

@@ -60,7 +60,7 @@ impl Updates for Lowering<'_> {
         if last == 0 || !self.context.trains(here.stage.layers) {
             return None;
         }
-        let (device, memory) = (here.stage.device, here.memory);
+        let (device, memory) = (here.stage.lead(), here.memory);
         let elsewhere = here.stage.optimizer.filter(|socket| *socket != device);
         let mut step = Step {
             stage,

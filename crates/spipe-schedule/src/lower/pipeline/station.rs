@@ -55,10 +55,10 @@ impl Station {
         let backward = context.backward_of(layers);
         let on_device = Stage { offload: None, ..stage };
         let need = stage_footprint(context, &on_device, InFlight(1), [Boundary::End; 2]);
-        let memory = builder.memory_of(stage.device);
+        let memory = builder.memory_of(stage.lead());
         let recomputed = stage.recomputed_layers();
-        builder.stage(ProgramStage { device: stage.device, layers, recomputed });
-        let of = |layer: LayerId| context.cost.memory(layer, stage.device);
+        builder.stage(ProgramStage { device: stage.lead(), layers, recomputed });
+        let of = |layer: LayerId| context.cost.memory(layer, stage.lead());
         let sum = |bytes: fn(&LayerMemory) -> Bytes| layers.iter().map(|layer| bytes(of(layer))).sum();
         let parameters =
             builder.buffer(Content::Parameters(layers), memory, sum(|memory| memory.parameters), Lifetime::Resident);
@@ -82,7 +82,7 @@ impl Station {
         };
         Self {
             stage,
-            lane: builder.lane(stage.device, LaneRole::Compute.name(), LaneRole::Compute),
+            lane: builder.lane(stage.lead(), LaneRole::Compute.name(), LaneRole::Compute),
             memory,
             input: layers.first().index().checked_sub(1).map_or(Bytes::ZERO, |before| of(before.into()).boundary),
             output: of(layers.last()).boundary,

@@ -42,7 +42,7 @@ impl Borrowed {
         let here = &lowering.stations[stage];
         let tie = lowering.context.model.borrows(here.stage.layers)?;
         let (owner, there) = lowering.stations.enumerate().find(|(_, other)| other.stage.layers.contains(tie.owner))?;
-        let bytes = lowering.context.cost.memory(tie.user, here.stage.device);
+        let bytes = lowering.context.cost.memory(tie.user, here.stage.lead());
         let copied = here.memory != there.memory;
         let (memory, owners) = (here.memory, there.parameters);
         let mut new = |content, bytes, lifetime| lowering.builder.buffer(content, memory, bytes, lifetime);
@@ -94,7 +94,7 @@ impl Lowering<'_> {
 
     fn bring_gradients(&mut self, (user, owner): (StageId, StageId), tie: Tie, sum: Access) -> Access {
         let (from, to) = (&self.stations[user], &self.stations[owner]);
-        let bytes = self.context.cost.memory(tie.user, to.stage.device).tied_gradients;
+        let bytes = self.context.cost.memory(tie.user, to.stage.lead()).tied_gradients;
         let content = Content::SharedGradients(tie.user);
         let arrived = Access::new(self.builder.buffer(content, to.memory, bytes, Lifetime::Transient), 1);
         let ends = ((user, from.memory), (owner, to.memory));
@@ -105,7 +105,7 @@ impl Lowering<'_> {
     fn accumulate(&mut self, owner: StageId, tie: Tie, arrived: Access) {
         let here = &self.stations[owner];
         let Some(gradients) = here.gradients else { return };
-        let (device, lane, done) = (here.stage.device, here.lane, self.accumulated[owner.index()]);
+        let (device, lane, done) = (here.stage.lead(), here.lane, self.accumulated[owner.index()]);
         let bytes = self.context.cost.memory(tie.user, device).tied_gradients;
         let time = self.context.cost.accumulate_time(bytes, device);
         self.builder.action(NewAction {
@@ -143,7 +143,7 @@ impl Lowering<'_> {
         ((from, source), (to, target)): ((StageId, MemoryId), (StageId, MemoryId)),
         (tie, read, write): (Tie, Access, Access),
     ) {
-        let devices = [from, to].map(|stage| self.stations[stage].stage.device);
+        let devices = [from, to].map(|stage| self.stations[stage].stage.lead());
         let bytes = wire(self.context, tie, devices);
         let flow = route(self.context, source, target, bytes).map_err(|fault| self.faults.push(fault));
         let lane = self.copy_lane(devices[0], devices[1]);

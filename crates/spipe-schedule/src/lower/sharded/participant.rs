@@ -132,7 +132,7 @@ impl StagePart {
         (device, share, id): (DeviceId, Part, StageId),
         builder: &mut ProgramBuilder,
     ) -> Self {
-        let stage = Stage { device, ..placement.stages[id] };
+        let stage = placement.stages[id].on(device);
         let (layers, memory) = (stage.layers, builder.memory_of(device));
         let id = builder.stage(ProgramStage { device, layers, recomputed: stage.recomputed_layers() });
         let bytes = Sizes::of(context, &stage, share.of as usize);
@@ -173,7 +173,7 @@ impl Sizes {
     fn of(context: &Context<'_>, stage: &Stage, shards: usize) -> Self {
         let on_device = Stage { offload: None, optimizer: None, weights: Weights::Resident, ..*stage };
         let need = stage_footprint(context, &on_device, InFlight(1), [Boundary::End; 2]);
-        let of = |layer| context.cost.memory(layer, stage.device);
+        let of = |layer| context.cost.memory(layer, stage.lead());
         let parameters = sum(context, stage, |memory| memory.parameters);
         let gradients = sum(context, stage, |memory| memory.gradients);
         let recomputed: Bytes =
@@ -196,5 +196,5 @@ impl Sizes {
 
 /// The sum of `part` over the layers of a stage, in the precision of its device.
 fn sum(context: &Context<'_>, stage: &Stage, part: fn(&LayerMemory) -> Bytes) -> Bytes {
-    stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.device))).sum()
+    stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.lead()))).sum()
 }

@@ -26,7 +26,7 @@ impl Borrowed {
     pub fn of(context: &Context<'_>, placement: &Placement, stage: &Stage) -> Option<Self> {
         let tie = context.model.borrows(stage.layers)?;
         let owner = placement.stages.iter().position(|owner| owner.layers.contains(tie.owner))?;
-        let bytes = context.cost.memory(tie.user, stage.device);
+        let bytes = context.cost.memory(tie.user, stage.lead());
         let (parameters, gradients) = (bytes.tied_parameters, bytes.tied_gradients);
         Some(Self { tie, owner, parameters, gradients, sum: None, accumulated: 0 })
     }

@@ -36,7 +36,7 @@ pub(in crate::lower) fn lower(context: &Context<'_>, placement: &Placement) -> R
         Update::NeededFirst => UpdateOrder::NeededFirst,
         _ => UpdateOrder::Serial,
     };
-    let on = |device| placement.stages.iter().filter(|stage| stage.device == device).count();
+    let on = |device| placement.stages.iter().filter(|stage| stage.lead() == device).count();
     let most = placement.devices().into_iter().map(on).max().unwrap_or(0);
     let exchange = ExchangePolicy::of(placement);
     let (checks, speculates) = (workload.checks_gradients(), speculates(context, placement));
@@ -65,21 +65,21 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
     let layers = stage.layers;
     let plain = Stage { offload: None, optimizer: None, weights: Weights::Resident, ..*stage };
     let need = stage_footprint(context, &plain, InFlight(1), [Boundary::End; 2]);
-    let of = |layer| context.cost.memory(layer, stage.device);
+    let of = |layer| context.cost.memory(layer, stage.lead());
     let sum = |part: fn(&LayerMemory) -> Bytes| layers.iter().map(|layer| part(of(layer))).sum::<Bytes>();
     let again: Bytes = stage.recomputed_layers().iter().flat_map(|run| run.iter()).map(|layer| of(layer).saved).sum();
     let work = StageWork::of(context, stage);
     let input = layers.first().index().checked_sub(1).map_or(Bytes::ZERO, |before| of(before.into()).boundary);
     let home = match stage.weights {
         Weights::Streamed(home) => context.host_of(stage).unwrap_or(home),
-        Weights::Resident => context.hardware.devices()[stage.device].memory,
+        Weights::Resident => context.hardware.devices()[stage.lead()].memory,
     };
     let stays = matches!(stage.weights, Weights::Resident);
     let socket = stage.optimizer.or_else(|| owner(context, home));
     let parameters: u64 = layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
-    let steps_on = if stays { Some(stage.device) } else { socket };
+    let steps_on = if stays { Some(stage.lead()) } else { socket };
     let step = steps_on.map_or_else(Transfer::default, |device| optimizer_step(context, device, parameters));
-    let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.device).tied_gradients);
+    let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.lead()).tied_gradients);
     let gradients = sum(|memory| memory.gradients);
     let norm = steps_on.map_or_else(Transfer::default, |device| read_for_norm(context, device, gradients));
     let accumulate = lent.zip(steps_on).map_or_else(Transfer::default, |(bytes, device)| {
@@ -93,7 +93,7 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
     let (pass, recompute) =
         if backward { (work.backward().0, work.recompute.0) } else { (work.forward.0, Seconds::ZERO) };
     Chunk {
-        device: stage.device,
+        device: stage.lead(),
         layers,
         returns: context.backward_of(layers),
         passes_gradient: context.passes_gradient(layers),
