@@ -1,14 +1,16 @@
 //! Simulation of the generated candidates of each system, in ascending order of estimated time.
 
+use super::{
+    FAR,
+    standing::{Standing, SystemState, allowed},
+};
 use crate::{
     candidates::{from_milp, mobius, pipelines, sharded},
-    formulation::assignment::least,
     problem::{Deadline, budget, tolerances::ROUNDING},
     score::{
         estimate::estimate,
         judge::{Scored, busiest, faster, judge, judge_within},
     },
-    search::portfolio::{FAR, Portfolio, SystemState, allowed},
     space::rules::Family,
 };
 use rayon::prelude::*;
@@ -27,14 +29,9 @@ const OTHERS: usize = 5;
 /// both orders of the host's steps.
 const FIRST_SHARED: usize = 8;
 
-impl Portfolio<'_, '_> {
-    /// Bounds every system, and simulates the candidates of those that may beat the incumbent, in
-    /// ascending order of bound.
-    pub(crate) fn generate(&mut self) {
-        let (costs, pins, deadline) = (&self.costs, &self.problem.options.pins, &self.deadline);
-        let bounding = deadline.percent(budget::BOUNDS);
-        let bound = |known: &mut SystemState| known.bound = least((costs, pins), known.system, Some(&bounding));
-        self.systems.par_iter_mut().for_each(bound);
+impl Standing<'_, '_> {
+    /// Simulates the candidates of the systems that may beat the incumbent, in ascending order of bound.
+    pub(super) fn generate(&mut self) {
         let mut order: Vec<usize> = (0..self.systems.len()).collect();
         order.sort_by(|a, b| self.systems[*a].bound.total_cmp(&self.systems[*b].bound).then(a.cmp(b)));
         let programs = self.systems.iter().any(|known| known.system == System::Mobius);
@@ -67,7 +64,7 @@ impl Portfolio<'_, '_> {
 
     /// Simulates placements from the integer programs of those sharded systems whose candidates do not fit,
     /// if the best plan is far from the system's bound. The programs find placements that fit scarce memory.
-    pub(crate) fn count_shared(&mut self) {
+    pub(super) fn count_shared(&mut self) {
         let best = self.best_ms();
         for index in 0..self.systems.len() {
             let known = &self.systems[index];
@@ -158,17 +155,18 @@ impl Portfolio<'_, '_> {
     }
 
     /// Simulates the placements of Mobius' programs, if the system may beat the incumbent: a
-    /// baseline, whose plans must not be better.
-    pub(crate) fn try_programs(&mut self) {
+    /// baseline, whose plans must not be better. Returns the fastest iteration.
+    pub(super) fn try_programs(&mut self) -> Option<SimTime> {
         let limit = self.limit();
         let may = |known: &&mut SystemState| known.system == System::Mobius && known.bound < limit;
-        let Some(known) = self.systems.iter_mut().find(may) else { return };
+        let known = self.systems.iter_mut().find(may)?;
         let placements = mobius::candidates(&self.costs, &self.deadline);
         known.examined += placements.len();
         let scored: Vec<Scored> =
             placements.into_par_iter().filter_map(|placement| judge(self.problem, placement)).collect();
-        self.programs = scored.iter().map(|(time, _)| *time).min();
+        let fastest = scored.iter().map(|(time, _)| *time).min();
         known.best = scored.into_iter().map(Some).fold(known.best.take(), faster);
+        fastest
     }
 }
 

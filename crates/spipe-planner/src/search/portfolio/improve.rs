@@ -1,14 +1,16 @@
 //! Improvement of the best placements by local search, and enumeration of systems with few
 //! placements.
 
+use super::{
+    NEARBY, PROMISING,
+    simulated::Simulated,
+    standing::{Standing, SystemState},
+};
 use crate::{
     improve::refine,
     problem::{Effort, SYSTEMS, bound::Bound},
     score::judge::Scored,
-    search::{
-        exhaust,
-        portfolio::{NEARBY, PROMISING, Portfolio, SystemState},
-    },
+    search::exhaust,
     space::enumerate::few,
 };
 use spipe_base::SimTime;
@@ -23,41 +25,65 @@ const FIRST_STEPS: usize = 160;
 /// Index of a system, one of its placements, and the number of simulations left to improve it.
 type RefinementStart = (usize, Scored, usize);
 
-impl Portfolio<'_, '_> {
+impl Simulated<'_, '_> {
     /// Improves the best placements of the best few systems and nearly as fast ones with several
     /// stages per device, the fastest first; then those of all other systems that may still be
     /// faster.
-    pub(crate) fn improve(&mut self) {
-        let mut order: Vec<usize> = (0..self.systems.len()).collect();
+    pub(super) fn improve(&mut self) {
+        let Self { standing, planned, .. } = self;
+        let mut order: Vec<usize> = (0..standing.systems.len()).collect();
         let time = |known: &SystemState| known.best.as_ref().map_or(SimTime::MAX, |(time, _)| *time);
-        order.sort_by_key(|index| (time(&self.systems[*index]), *index));
-        order.retain(|index| self.systems[*index].bound < self.limit());
-        if self.problem.options.effort == Some(Effort::Low) {
+        order.sort_by_key(|index| (time(&standing.systems[*index]), *index));
+        order.retain(|index| standing.systems[*index].bound < standing.limit());
+        if standing.problem.options.effort == Some(Effort::Low) {
             order.truncate(1);
             // A plan with which a longer search begins is worth more steps.
-            for index in order.iter().filter(|_| !self.problem.options.is_limited()) {
-                self.systems[*index].others.clear();
+            for index in order.iter().filter(|_| !standing.problem.options.is_limited()) {
+                standing.systems[*index].others.clear();
             }
         }
         let behind = order.split_off(REFINED.min(order.len()));
-        let mut starts = self.starts(&order);
-        let (best, most) = (self.best_ms(), self.problem.most_refinements());
-        if let Some(index) = self.planned {
-            let plans = std::mem::take(&mut self.multi_stage_plans).into_iter();
+        let mut starts = standing.starts(&order);
+        let (best, most) = (standing.best_ms(), standing.problem.most_refinements());
+        if let Some(planned) = planned {
+            let plans = std::mem::take(&mut planned.several).into_iter();
             let near = plans.filter(|(time, _)| time.to_ms() < best * NEARBY);
-            starts.extend(near.map(|start| (index, start, most)));
+            starts.extend(near.map(|start| (planned.index, start, most)));
         }
         // The first simulations show which starts are promising.
-        let mut starts = self.step(starts, (FIRST_STEPS, f64::NEG_INFINITY));
-        starts.extend(self.starts(&behind));
+        let mut starts = standing.step(starts, (FIRST_STEPS, f64::NEG_INFINITY));
+        starts.extend(standing.starts(&behind));
         let mut steps = FIRST_STEPS;
-        while !starts.is_empty() && !self.deadline.over() {
-            starts = self.step(starts, (steps, PROMISING));
+        while !starts.is_empty() && !standing.deadline.over() {
+            starts = standing.step(starts, (steps, PROMISING));
             // Fewer would simulate the same neighbours again.
             steps *= 2;
         }
     }
 
+    /// Enumerates the placements of systems that have few and may still be faster.
+    pub(super) fn exhaust(&mut self) {
+        let Self { standing, planned, .. } = self;
+        let steps = standing.problem.options.effort.is_some();
+        if steps || standing.deadline.over() || !few(&standing.costs, standing.problem.options.every_limit) {
+            return;
+        }
+        for index in 0..standing.systems.len() {
+            let SystemState { system, bound, .. } = standing.systems[index];
+            if !SYSTEMS.contains(&system) {
+                standing.systems[index].bound = standing.try_all(index, (system, bound));
+            }
+        }
+        let Some(planned) = planned else { return };
+        for of_system in &mut planned.bounds {
+            of_system.1 = standing.try_all(planned.index, *of_system);
+        }
+        let (least, known) = (planned.least(), &mut standing.systems[planned.index]);
+        known.bound = known.bound.max(least);
+    }
+}
+
+impl Standing<'_, '_> {
     /// Returns the placements of `systems` to start from.
     fn starts(&mut self, systems: &[usize]) -> Vec<RefinementStart> {
         let most = self.problem.most_refinements();
@@ -95,26 +121,6 @@ impl Portfolio<'_, '_> {
         known.examined += examined;
         known.take(Some(refined.clone()));
         (examined >= most).then_some(refined)
-    }
-
-    /// Enumerates the placements of systems that have few and may still be faster.
-    pub(crate) fn exhaust(&mut self) {
-        let steps = self.problem.options.effort.is_some();
-        if steps || self.deadline.over() || !few(&self.costs, self.problem.options.every_limit) {
-            return;
-        }
-        for index in 0..self.systems.len() {
-            let SystemState { system, bound, .. } = self.systems[index];
-            if !SYSTEMS.contains(&system) {
-                self.systems[index].bound = self.try_all(index, (system, bound));
-            }
-        }
-        let Some(index) = self.planned else { return };
-        for number in 0..self.stage_bounds.len() {
-            self.stage_bounds[number].1 = self.try_all(index, self.stage_bounds[number]);
-        }
-        let (least, known) = (self.least_of_stage_bounds(), &mut self.systems[index]);
-        known.bound = known.bound.max(least);
     }
 
     /// Enumerates the placements of a system whose bound is below the incumbent, if these are few,

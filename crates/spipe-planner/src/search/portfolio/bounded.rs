@@ -1,0 +1,72 @@
+//! The second stage: the plans of heuristics, and the lower bounds of the generated systems.
+
+use super::{
+    FAR,
+    feasible::Feasible,
+    standing::{Standing, SystemState},
+};
+use crate::{
+    formulation::assignment::{compute_bound::floor, least},
+    problem::{Problem, budget},
+    search::heuristics,
+};
+use rayon::prelude::*;
+use spipe_plan::{Placement, System};
+
+/// A problem with the plans of heuristics and a lower bound of each generated system.
+pub(super) struct Bounded<'s, 'a> {
+    pub(super) standing: Standing<'s, 'a>,
+    /// The systems whose stages are planned.
+    pub(super) planned: Vec<System>,
+    /// A placement that fits.
+    pub(super) fallback: Option<Placement>,
+    /// Whether the balanced plan was made.
+    pub(super) balanced: bool,
+}
+
+impl<'s, 'a> Feasible<'s, 'a> {
+    /// Makes the plans of heuristics, and bounds the systems.
+    pub(super) fn bounded(self) -> Bounded<'s, 'a> {
+        let Self { mut standing, planned, fallback } = self;
+        let balanced = standing.begin();
+        standing.bound();
+        Bounded { standing, planned, fallback, balanced }
+    }
+}
+
+impl<'s, 'a> Bounded<'s, 'a> {
+    /// The generated systems of `problem`, bounded without plans of heuristics.
+    pub(super) fn alone(problem: &'s Problem<'a>) -> Self {
+        let mut standing = Standing::new(problem, &problem.systems);
+        standing.bound();
+        Self { standing, planned: Vec::new(), fallback: None, balanced: false }
+    }
+}
+
+impl Standing<'_, '_> {
+    /// Bounds every system.
+    fn bound(&mut self) {
+        let (costs, pins, deadline) = (&self.costs, &self.problem.options.pins, &self.deadline);
+        let bounding = deadline.percent(budget::BOUNDS);
+        let bound = |known: &mut SystemState| known.bound = least((costs, pins), known.system, Some(&bounding));
+        self.systems.par_iter_mut().for_each(bound);
+    }
+
+    /// Starts with the plans of heuristics. The balanced one takes longer, so it is made only if
+    /// the greedy one is near the compute bound; otherwise other systems are faster. Returns
+    /// whether it was made.
+    fn begin(&mut self) -> bool {
+        self.heuristic_plans = heuristics::filled(self.problem, &self.costs);
+        let balanced = self.problem.options.has_programs() && self.best_ms() < FAR * floor(&self.costs);
+        if balanced {
+            self.balance();
+        }
+        balanced
+    }
+
+    /// Adds the best-balanced plan.
+    pub(super) fn balance(&mut self) {
+        let balanced = heuristics::balanced(self.problem, &self.costs, (self.best_ms(), &self.deadline));
+        self.heuristic_plans.extend(balanced);
+    }
+}
