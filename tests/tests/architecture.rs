@@ -9,6 +9,8 @@ mod answers;
 mod fixtures;
 #[path = "architecture/graph.rs"]
 mod graph;
+#[path = "architecture/messages.rs"]
+mod messages;
 #[path = "architecture/purity.rs"]
 mod purity;
 #[path = "architecture/source.rs"]

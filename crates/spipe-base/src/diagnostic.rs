@@ -66,6 +66,9 @@ pub enum Severity {
 
 /// One message: a lower-case fragment with ids in backticks, an optional position, and an optional
 /// hint.
+///
+/// Libraries do not know how their front end spells options and commands. In backticks they write
+/// `option seq-len 512` and `command simulate`; the command prints `--seq-len 512` and `spipe simulate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
     /// How serious it is.

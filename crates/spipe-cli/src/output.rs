@@ -35,7 +35,13 @@ pub fn start_log(verbose: u8) {
 
 /// Prints a message to stderr; if that is closed, the work goes on.
 pub fn talk(message: &str) {
-    let _ = writeln!(io::stderr().lock(), "{message}");
+    let _ = writeln!(io::stderr().lock(), "{}", spelled(message));
+}
+
+/// A message with options and commands as this command has them: libraries write `option seq-len 512` and
+/// `command simulate` in quotes.
+pub fn spelled(message: &str) -> String {
+    message.replace("`option ", "`--").replace("`command ", "`spipe ")
 }
 
 /// Shows what is under way on the last line of a terminal, in place of what was shown before;
@@ -55,7 +61,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
 /// Prints `human`, or `data` as JSON.
 pub fn report(format: Format, human: &str, data: &impl Serialize) -> Result<(), Failure> {
     match format {
-        Format::Human => print(human),
+        Format::Human => print(&spelled(human)),
         Format::Json => print(&to_json(data)?),
     }
 }
@@ -79,7 +85,7 @@ fn unless_closed(written: io::Result<()>) -> Result<(), Failure> {
 /// Data as indented JSON, with a newline at the end.
 pub fn to_json(data: &impl Serialize) -> Result<String, Failure> {
     serde_json::to_string_pretty(data)
-        .map(|json| json + "\n")
+        .map(|json| spelled(&json) + "\n")
         .map_err(|error| Failure::Bug(format!("a result cannot be written as JSON: {error}")))
 }
 

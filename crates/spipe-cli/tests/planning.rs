@@ -444,3 +444,50 @@ fn least_sizes_are_stated_where_they_are_not_proven_too() {
         }
     }
 }
+
+/// The first candidates are feasible and need no bound, so that a search with hardly any time has a plan.
+#[test]
+fn a_tenth_of_a_second_is_enough_for_a_plan_of_a_large_model() {
+    let pairs = [
+        ("llama2-70b", "a100-80g-x8-nvlink"),
+        ("pipeoffload-66.6b", "a100-80g-x8-nvlink"),
+        ("spipe-88b", "a100-80g-x8-nvlink"),
+        ("spipe-69b", "v100-32g-x16"),
+    ];
+    for (model, machine) in pairs {
+        let line = format!("plan --model {model} --hardware {machine} --global-batch 64 --time-limit 100ms");
+        let Run { code, err, .. } = spipe(".", &line);
+        assert_eq!(code, Some(0), "{line}\n{err}");
+    }
+}
+
+/// On equal devices the balanced partition is among the first candidates: low effort is not left with the greedy one,
+/// which fills the first device.
+#[test]
+fn low_effort_balances_equal_devices() {
+    for model in ["gpt2-xl", "zero-bubble-1.5b", "vit-bigG"] {
+        let iteration = |effort: &str| {
+            let line = format!("plan --model {model} --hardware a100-80g-x2 --global-batch 8 --system 1f1b");
+            let Run { code, out, err } = spipe(".", &format!("{line} --effort {effort} --format json"));
+            assert_eq!(code, Some(0), "{model} {effort}: {err}");
+            time(&serde_json::from_str(&out).unwrap())
+        };
+        let (low, high) = (iteration("low"), iteration("high"));
+        assert!(low <= 1.05 * high, "{model}: {low} ms at low effort, {high} ms at high");
+    }
+}
+
+/// A remedy is planned with all options of the question: what a hint names is not refused when it is followed.
+#[test]
+fn hints_hold_with_the_options_of_the_question() {
+    let line = "plan --model llama3-8b --hardware rtx4090-pcie4-128gb --global-batch 2 --microbatch 2 --seq-len 2048 \
+                --runtime pytorch --optimizer paged-adamw-8bit --master none --optimizer-in-backward --loss chunked";
+    let Run { code, err, .. } = spipe(".", &format!("{line} --system checkpointing"));
+    assert_eq!(code, Some(4), "{err}");
+    let named = err.split("`--system ").nth(1).and_then(|rest| rest.split('`').next());
+    if let Some(system) = named {
+        let followed = spipe(".", &format!("{line} --system {system}"));
+        assert_eq!(followed.code, Some(0), "{err}{}", followed.err);
+    }
+    assert!(err.contains("hint: ") && !err.contains("superpipeline"), "{err}");
+}

@@ -85,17 +85,19 @@ impl DataShape {
         let fault = |message: &str, hint: &str| Err((message.to_owned(), hint.to_owned()));
         if longest > seq_len {
             let message = format!("a length of {longest} is above the sequence length of {seq_len}");
-            return Err((message, format!("plan with `--seq-len {longest}`, or leave longer documents out")));
+            return Err((message, format!("plan with `option seq-len {longest}`, or leave longer documents out")));
         }
         match (self.packing, self.bucketing, self.lengths.is_some()) {
-            (true, true, _) => fault("packed sequences are all full", "leave `--bucketing` or `--packing` out"),
+            (true, true, _) => {
+                fault("packed sequences are all full", "leave `option bucketing` or `option packing` out")
+            }
             (true, ..) if !self.padding.is_zero() => {
-                fault("packed sequences have no padding", "leave `--padding` or `--packing` out")
+                fault("packed sequences have no padding", "leave `option padding` or `option packing` out")
             }
             (_, _, true) if !self.padding.is_zero() => {
-                fault("the padding follows from the lengths", "leave `--padding` or `--lengths` out")
+                fault("the padding follows from the lengths", "leave `option padding` or `option lengths` out")
             }
-            (_, true, false) => fault("nothing is known to sort into buckets", "add `--lengths`"),
+            (_, true, false) => fault("nothing is known to sort into buckets", "add `option lengths`"),
             _ => Ok(()),
         }
     }

@@ -16,14 +16,16 @@ pub fn check_training(model: &Model, workload: &Workload) -> Result<(), Faults> 
     }
     if model.trained_parameters() == 0 {
         let message = format!("all layers of `{}` are frozen: there is nothing to train", model.name());
-        faults
-            .push(Diagnostic::error(message).hint("leave a layer unfrozen, add `--lora`, or plan with `--mode infer`"));
+        faults.push(
+            Diagnostic::error(message)
+                .hint("leave a layer unfrozen, add `option lora`, or plan with `option mode infer`"),
+        );
     }
     if let Some(base) = formats.base.filter(|base| base.is_quantised())
         && let Some(layer) = model.layers().iter().find(|layer| layer.trains && !layer.quantised().is_empty())
     {
         let message = format!("layer `{}` is to be trained, but its matrices are stored as {base}", layer.name);
-        let hint = "a quantised base is frozen: add `--lora rank=16`, or freeze the blocks with `--freeze`";
+        let hint = "a quantised base is frozen: add `option lora rank=16`, or freeze the blocks with `option freeze`";
         faults.push(Diagnostic::error(message).hint(hint));
     }
     if let Some(state) = formats.state.filter(|state| !optimizer.state_formats().contains(state)) {
@@ -35,11 +37,13 @@ pub fn check_training(model: &Model, workload: &Workload) -> Result<(), Faults> 
                 "an optimizer in the backward sees the gradients of one microbatch, but an iteration has {}",
                 workload.microbatches
             );
-            faults.push(Diagnostic::error(message).hint("give `--microbatch` the global batch"));
+            faults.push(Diagnostic::error(message).hint("give `option microbatch` the global batch"));
         }
         if workload.checks_gradients() {
             let message = "an optimizer in the backward cannot wait for all gradients";
-            faults.push(Diagnostic::error(message).hint("leave `--clip-norm` out, and plan with `--precision bf16`"));
+            faults.push(
+                Diagnostic::error(message).hint("leave `option clip-norm` out, and plan with `option precision bf16`"),
+            );
         }
     }
     faults.or(())
@@ -54,8 +58,8 @@ fn no_such_state(optimizer: Optimizer, state: StateFormat) -> Diagnostic {
         other.name().starts_with(name) && *other != optimizer && other.state_formats().contains(&state)
     });
     Diagnostic::error(message).hint(match (other, words.as_slice()) {
-        (Some(other), _) => format!("use `--optimizer {}`", other.name()),
-        (None, []) => "it keeps none; leave `--state` out".into(),
+        (Some(other), _) => format!("use `option optimizer {}`", other.name()),
+        (None, []) => "it keeps none; leave `option state` out".into(),
         (None, words) => format!("it has {}", words.join(", ")),
     })
 }

@@ -92,9 +92,9 @@ impl RunError {
                 (*held - *capacity).up_to_printed()
             )),
             Self::Lane { error: TaskError::Drive { .. }, .. } => {
-                Some("checkpoints are as they were: mend the drive, then go on with `--resume`".into())
+                Some("checkpoints are as they were: mend the drive, then go on with `option resume`".into())
             }
-            Self::Drive { .. } => Some("name a folder with enough room with `--drive NAME=FOLDER`".into()),
+            Self::Drive { .. } => Some("name a folder with enough room with `option drive NAME=FOLDER`".into()),
             Self::Checkpoint(error) => error.hint(),
             Self::NotFinite { .. } => {
                 Some("a smaller learning rate may help; checkpoints before that step are good".into())
@@ -102,7 +102,7 @@ impl RunError {
             Self::Weights(error) => error.hint().map(str::to_owned),
             Self::Data(DataError::TooShort { .. }) => Some("use a longer text or a shorter sequence".into()),
             Self::Data(DataError::Vocabulary { unit: "byte", known, .. }) => Some(format!(
-                "a text that is read byte by byte takes a vocabulary of {known}; name the model's tokenizer with `--tokenizer`"
+                "a text that is read byte by byte takes a vocabulary of {known}; name the model's tokenizer with `option tokenizer`"
             )),
             Self::Data(DataError::Vocabulary { known, vocabulary, .. }) => Some(format!(
                 "the tokenizer has {known} tokens, the model {vocabulary}; name the tokenizer that was made for it"

@@ -35,22 +35,24 @@ impl Zero {
         }
         if placement.update == Update::Delayed {
             let fault = Diagnostic::error("DeepSpeed's steps are not delayed by one iteration");
-            return Err(fault.hint("nearest: `--system zero-offload`"));
+            return Err(fault.hint("nearest: `option system zero-offload`"));
         }
         let mut trained = placement.stages.iter().filter(|stage| context.trains(stage.layers)).peekable();
         let hosted = trained.peek().is_some() && trained.all(|stage| context.steps(stage) != stage.lead());
         if placement.order != OrderKind::PLAIN_1F1B || !hosted {
             let fault = Diagnostic::error(format!("this plan of `{}` is none of DeepSpeed's", placement.name()));
-            return Err(
-                fault.hint("plan with `--system zero-offload`, `zero-infinity` or `fsdp`, or use `spipe export torch`")
-            );
+            return Err(fault.hint(
+                "plan with `option system zero-offload`, `zero-infinity` or `fsdp`, or use `command export torch`",
+            ));
         }
         match placement.devices().len() {
             1 => Ok(Self::Two),
             devices => Err(Diagnostic::error(format!(
                 "this plan is a pipeline of {devices} devices, and DeepSpeed's ZeRO-Offload has all layers on each GPU"
             ))
-            .hint("nearest: `--system zero-offload` with one GPU in `--devices`, or use `spipe export torch`")),
+            .hint(
+                "nearest: `option system zero-offload` with one GPU in `option devices`, or use `command export torch`",
+            )),
         }
     }
 }
@@ -69,8 +71,9 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
     let streams = zero == Ok(Zero::Three { streams: true });
     if nvme.is_some() && !streams && !keeps_state_on_drives(plan.placement()) {
         faults.push(
-            Diagnostic::error(format!("`{name}` keeps nothing on a drive"))
-                .hint("leave `--nvme` out, or plan with `--system zero-infinity` and `--state-on DRIVE`"),
+            Diagnostic::error(format!("`{name}` keeps nothing on a drive")).hint(
+                "leave `option nvme` out, or plan with `option system zero-infinity` and `option state-on DRIVE`",
+            ),
         );
     }
     let zero = match zero {
@@ -116,17 +119,17 @@ fn check_drives(plan: &Plan, mounted: bool, faults: &mut Faults) {
     let (what, hint) = if !placement.shards_parameters() {
         let what = if state { "optimizer state" } else { "parameters" };
         let what = format!("DeepSpeed keeps no {what} of `{}` on a drive", placement.name());
-        (what, "nearest: `--system zero-infinity`")
+        (what, "nearest: `option system zero-infinity`")
     } else if drives.len() > 1 {
         let what = "DeepSpeed keeps the optimizer state of all layers on one drive, and the plan that of some";
-        (what.into(), "nearest: a plan with `--state-on DRIVE`")
+        (what.into(), "nearest: a plan with `option state-on DRIVE`")
     } else if homes.len() > 1 {
         let what = "DeepSpeed keeps the parameters of all layers on one drive, and the plan those of some";
-        (what.into(), "nearest: a plan with `--parameters-on DRIVE`")
+        (what.into(), "nearest: a plan with `option parameters-on DRIVE`")
     } else if !mounted {
         let kept = if state { "optimizer state" } else { "parameters" };
         let what = format!("the plan keeps {kept} on a drive, which has no mount point");
-        (what, "name it with `--nvme PATH`")
+        (what, "name it with `option nvme PATH`")
     } else {
         return;
     };

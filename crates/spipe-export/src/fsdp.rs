@@ -24,13 +24,13 @@ pub fn fsdp(plan: &Plan) -> Result<Folder, Faults> {
     let mut faults = check_training(plan, "FSDP");
     if !placement.shards_parameters() {
         let message = format!("this plan of `{}` shards no parameters over devices", placement.name());
-        faults.push(Diagnostic::error(message).hint("use `spipe export torch`, or plan with `--system fsdp`"));
+        faults.push(Diagnostic::error(message).hint("use `command export torch`, or plan with `option system fsdp`"));
     }
     if uses_drives(&plan.context(), placement) {
         let message = "the plan keeps something on a drive, and FSDP2 keeps everything in memory";
         faults.push(
             Diagnostic::error(message)
-                .hint("use `spipe export deepspeed`, or plan without `--state-on` and `--parameters-on`"),
+                .hint("use `command export deepspeed`, or plan without `option state-on` and `option parameters-on`"),
         );
     }
     faults.or(())?;

@@ -39,7 +39,7 @@ impl Network {
     pub fn of(model: &Model) -> Result<Self, Diagnostic> {
         let refuse = |what: &str| {
             Diagnostic::error(format!("`{}` cannot be exported: {what}", model.name()))
-                .hint("Llama and its kin, Mistral, Qwen2, Qwen3 and GPT-2 can; `spipe simulate` predicts this one")
+                .hint("Llama and its kin, Mistral, Qwen2, Qwen3 and GPT-2 can; `command simulate` predicts this one")
         };
         let Architecture::Transformer(transformer) = model.architecture() else {
             return Err(refuse(match model.architecture() {

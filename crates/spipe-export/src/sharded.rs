@@ -113,11 +113,11 @@ pub fn check_training(plan: &Plan, engine: &str) -> Faults {
     let workload = *plan.context().workload();
     if workload.mode != Mode::Train {
         let message = format!("the plan is for inference, and the script of {engine} trains");
-        faults.push(Diagnostic::error(message).hint("plan with `--mode train`"));
+        faults.push(Diagnostic::error(message).hint("plan with `option mode train`"));
     }
     if workload.precision == Precision::Fp16 && engine == "FSDP" {
         let message = "fp16 needs scaled losses, which the script of FSDP does not have";
-        faults.push(Diagnostic::error(message).hint("nearest: `--precision bf16`"));
+        faults.push(Diagnostic::error(message).hint("nearest: `option precision bf16`"));
     }
     faults
 }

@@ -109,7 +109,7 @@ impl ConstantError {
                 Some(near) => format!("did you mean `{near}`"),
                 None => format!("known: {}", names().collect::<Vec<_>>().join(", ")),
             },
-            Self::Refused { .. } => "`spipe schema runtime` prints what a runtime may hold".into(),
+            Self::Refused { .. } => "`command schema runtime` prints what a runtime may hold".into(),
         }
     }
 }

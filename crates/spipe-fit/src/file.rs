@@ -203,7 +203,7 @@ impl Runs {
             let at = error.span().map_or(0, |span| span.start);
             Diagnostic::error(error.message().to_owned())
                 .at(place(at))
-                .hint("`spipe schema runs` prints what a file of runs may hold")
+                .hint("`command schema runs` prints what a file of runs may hold")
         })?;
         let version = &parsed.format_version;
         if *version.get_ref() != FORMAT_VERSION {

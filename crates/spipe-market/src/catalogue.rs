@@ -189,7 +189,7 @@ impl Source {
         let parsed: CatalogueFile = toml::from_str(text).map_err(|error| {
             let offset = error.span().map_or(0, |span| span.start);
             let fault = Diagnostic::error(error.message().trim_end()).at(position_of(file, text, offset));
-            Faults::from(fault.hint("`spipe schema catalogue` prints what a catalogue may hold"))
+            Faults::from(fault.hint("`command schema catalogue` prints what a catalogue may hold"))
         })?;
         if parsed.format_version != FORMAT_VERSION {
             let message = format!("unknown format version {}", parsed.format_version);
@@ -257,7 +257,7 @@ impl Catalogue {
         let fault = Diagnostic::error(format!("the catalogue has no {kind} `{name}`"));
         match similar_word(name, names) {
             Some(near) => fault.hint(format!("did you mean `{near}`")),
-            None => fault.hint("`spipe catalogue list` prints all parts"),
+            None => fault.hint("`command catalogue list` prints all parts"),
         }
     }
 }

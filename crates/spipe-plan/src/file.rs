@@ -267,16 +267,16 @@ fn json_fault(file: &str, text: &str, error: &serde_json::Error) -> Faults {
     let message = message.split(" at line ").next().unwrap_or(&message);
     let diagnostic = Diagnostic::error(format!("not a plan: {message}")).at(position);
     let hint = if error.is_eof() && !text.is_empty() {
-        "the file ends too early; write it again with `spipe plan`"
+        "the file ends too early; write it again with `command plan`"
     } else {
-        "`spipe schema plan` prints what a plan file may hold"
+        "`command schema plan` prints what a plan file may hold"
     };
     diagnostic.hint(hint).into()
 }
 
 /// Refuses figures of a planner's report that are out of range.
 fn check_figures(file: &str, text: &str, parsed: &PlanFile) -> Result<(), Faults> {
-    const HINT: &str = "write it again with `spipe plan --improve`";
+    const HINT: &str = "write it again with `command plan` and `option improve`";
     let figures = [
         ("objective-ms", parsed.objective_ms, f64::INFINITY, "0 or more"),
         ("gap", parsed.gap, 1.0, "from 0 to 1"),
@@ -327,7 +327,7 @@ fn answered(
         return Err(("knobs", Diagnostic::error("plans of format version 2 have no `knobs`").hint(hint)));
     }
     if let (System::Mixed, None, _) | (System::Mixed, _, None) = (system, parsed.order, parsed.update) {
-        let hint = "`spipe schema plan` prints what they may be; plans of every system have both";
+        let hint = "`command schema plan` prints what they may be; plans of every system have both";
         let fault = Diagnostic::error("a plan of no preset needs its `order` and its `update`").hint(hint);
         return Err(("system", fault));
     }

@@ -86,7 +86,7 @@ fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Execute
         }
     }
     let message = format!("the plan has {}, which is planned and simulated only", parts.join(", "));
-    let hint = "plan without these options to run it; `spipe simulate` predicts the plan as it is";
+    let hint = "plan without these options to run it; `command simulate` predicts the plan as it is";
     (!parts.is_empty()).then(|| Diagnostic::error(message).hint(hint))
 }
 
@@ -104,7 +104,10 @@ pub fn precision_remark(context: &Context<'_>, placement: &Placement) -> Option<
     let names: Vec<String> =
         devices.iter().map(|device| format!("`{}`", context.hardware.devices()[*device].name)).collect();
     let message = format!("{}: the profile has no rate for {wanted}, so {stored} is used instead", names.join(", "));
-    Some(Diagnostic::warning(message).hint("choose another type with `--precision`, or add the rate to the profile"))
+    Some(
+        Diagnostic::warning(message)
+            .hint("choose another type with `option precision`, or add the rate to the profile"),
+    )
 }
 
 /// A warning if a contrastive loss, which compares the samples of a microbatch with each other, is
@@ -116,7 +119,7 @@ pub fn contrast_remark(context: &Context<'_>) -> Option<Diagnostic> {
         let (batch, each) = (workload.global_batch(), workload.microbatch);
         let message =
             format!("a contrastive loss over microbatches of {each} differs from that over a batch of {batch}");
-        Diagnostic::warning(message).hint(format!("use `--microbatch {batch}` for the loss over the batch"))
+        Diagnostic::warning(message).hint(format!("use `option microbatch {batch}` for the loss over the batch"))
     })
 }
 
@@ -137,7 +140,7 @@ pub fn prompt_remark(plan: &Plan) -> Option<Diagnostic> {
         0 => "the plan has no memory for prompts".to_owned(),
         fits => format!("the plan has memory for prompts of at most {fits} tokens at once"),
     };
-    Some(Diagnostic::warning(message).hint("plan with `--mode infer` and the length of the prompts"))
+    Some(Diagnostic::warning(message).hint("plan with `option mode infer` and the length of the prompts"))
 }
 
 /// Warnings about a pipeline over GPUs and CPU sockets, in the order of its stages. Empty if
@@ -255,7 +258,7 @@ pub fn fullness_remarks(plan: &Plan) -> Vec<Diagnostic> {
         let memory = &context.hardware.memories()[id];
         let share = peak.as_f64() / memory.usable().as_f64().max(1.0);
         let message = || format!("the plan fills {} of `{}`", percent(share), memory.name);
-        let hint = "leave room with `--head-room 10%` where a run may hold more than the schedule";
+        let hint = "leave room with `option head-room 10%` where a run may hold more than the schedule";
         (share > FULL).then(|| Diagnostic::warning(message()).hint(hint))
     };
     plan.peaks().into_iter().filter_map(remark).collect()
@@ -271,5 +274,5 @@ pub fn estimate_remark(context: &Context<'_>) -> Option<Diagnostic> {
         |(id, device): &(DeviceId, &Device)| device.is_gpu() && device.efficiency.is_estimate() && computed(*id);
     let (_, device) = context.hardware.devices().enumerate().find(guessed)?;
     let message = format!("the rates of `{}` are estimates: its profile states no `efficiency`", device.name);
-    Some(Diagnostic::warning(message).hint("state what its products reach, or measure them with `spipe calibrate`"))
+    Some(Diagnostic::warning(message).hint("state what its products reach, or measure them with `command calibrate`"))
 }

@@ -101,6 +101,6 @@ pub fn transfers(hardware: &Hardware, copies: &[Transfer]) -> Result<Vec<SimTime
 
 impl From<TransferError> for Diagnostic {
     fn from(error: TransferError) -> Self {
-        Self::error(error.to_string()).hint("`spipe hardware show` lists memories and links")
+        Self::error(error.to_string()).hint("`command hardware show` lists memories and links")
     }
 }

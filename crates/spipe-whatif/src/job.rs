@@ -190,7 +190,7 @@ impl JobFile {
         toml::from_str(text).map_err(|error| {
             let offset = error.span().map_or(0, |span| span.start);
             let fault = Diagnostic::error(error.message().trim_end()).at(position_of(file, text, offset));
-            fault.hint("`spipe schema job` prints what a job may hold").into()
+            fault.hint("`command schema job` prints what a job may hold").into()
         })
     }
 
@@ -212,11 +212,13 @@ impl JobFile {
     /// # Errors
     /// An unknown key, an unreadable value, or a key that is there already with `given` true.
     pub fn vary(&mut self, text: &str, given: &mut Vec<String>) -> Result<(), Diagnostic> {
-        let fault = |what: String| Diagnostic::error(what).hint("write it like --vary gpus=1,2,4");
+        let fault = |what: String| Diagnostic::error(what).hint("write it like `option vary gpus=1,2,4`");
         let (key, values) = text.split_once('=').ok_or_else(|| fault(format!("`{text}` has no `=`")))?;
         let (key, values): (&str, Vec<&str>) = (key.trim(), values.split(',').map(str::trim).collect());
         if given.iter().any(|one| one == key) {
-            return Err(fault(format!("`--vary {key}` is there twice")).hint("name all values in one `--vary`"));
+            return Err(
+                fault(format!("`option vary {key}` is there twice")).hint("name all values in one `option vary`")
+            );
         }
         if values.iter().any(|value| value.is_empty()) {
             return Err(fault(format!("`{text}` has an empty value")));
@@ -270,7 +272,7 @@ impl JobFile {
         if self.train.is_empty() {
             fault(
                 "the job trains nothing".into(),
-                "add a `[[train]]` with `model` and `tokens`, or `--model` and `--tokens`",
+                "add a `[[train]]` with `model` and `tokens`, or `option model` and `option tokens`",
             );
         }
         for train in &self.train {
@@ -289,7 +291,7 @@ impl JobFile {
             fault(format!("the rate of {} is {}", rate.from, rate.rate), "use a number above 0");
         }
         let rate_hint = format!(
-            "add `rates = [{{ from = \"…\", rate = …, date = …, source = \"…\" }}]` into {currency}, or `--rate`"
+            "add `rates = [{{ from = \"…\", rate = …, date = …, source = \"…\" }}]` into {currency}, or `option rate`"
         );
         let mut converted = |amount: f64, from: &Currency| match rates.rate(from) {
             Ok(rate) => amount * rate,

@@ -174,7 +174,7 @@ impl Builder<'_> {
             }
             Err(error) => {
                 let fault = Diagnostic::error(error.to_string());
-                let hint = "state a rate: `rates = [{ from = \"USD\", rate = 0.90, date = …, source = \"…\" }]`, or `--rate USD=0.90`";
+                let hint = "state a rate: `rates = [{ from = \"USD\", rate = 0.90, date = …, source = \"…\" }]`, or `option rate USD=0.90`";
                 return Err(fault.hint(hint).into());
             }
         };

@@ -22,7 +22,7 @@ fn namings(text: &str) -> Vec<String> {
 }
 
 /// The sources below `folder` but those of tests, each with its text.
-fn sources(folder: &Path) -> Vec<(String, String)> {
+pub fn sources(folder: &Path) -> Vec<(String, String)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

@@ -66,7 +66,9 @@ impl Lengths {
             Mode::Generate => {
                 let prompts = seq_len.checked_sub(more).filter(|prompts| *prompts > 0).ok_or_else(|| {
                     let message = format!("sequences of {seq_len} tokens have no room for a prompt and {steps} tokens");
-                    refuse(Diagnostic::error(message).hint("ask for fewer steps, or plan with a longer `--seq-len`"))
+                    refuse(
+                        Diagnostic::error(message).hint("ask for fewer steps, or plan with a longer `option seq-len`"),
+                    )
                 })?;
                 Self { prompts, last: seq_len }
             }
@@ -83,7 +85,9 @@ impl Lengths {
                     "`{}` has {places} positions, prompts of {prompts} tokens and {steps} more take {last}",
                     context.model.name()
                 );
-                Err(refuse(Diagnostic::error(message).hint("plan with a shorter `--seq-len`, or ask for fewer steps")))
+                Err(refuse(
+                    Diagnostic::error(message).hint("plan with a shorter `option seq-len`, or ask for fewer steps"),
+                ))
             }
             None => Ok(lengths),
         }

@@ -135,15 +135,15 @@ fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
     let saves = options.checkpoints.is_some() || options.resume.is_some() || options.save_weights.is_some();
     if saves && !trains {
         let fault = Diagnostic::error("nothing is trained that a checkpoint or saved weights could hold");
-        faults.push(fault.hint("leave out `--checkpoint-dir` and `--save-weights`"));
+        faults.push(fault.hint("leave out `option checkpoint-dir` and `option save-weights`"));
     }
     if options.save_weights.is_some() && context.model.lora().is_some() {
         let fault = Diagnostic::error("adapters are trained, and the weights of the model stay as they are");
-        faults.push(fault.hint("use `--save-adapter`, then `spipe model merge`"));
+        faults.push(fault.hint("use `option save-adapter`, then `command model merge`"));
     }
     if (options.adapter.is_some() || options.save_adapter.is_some()) && context.model.lora().is_none() {
         let fault = Diagnostic::error("the plan trains no adapters");
-        faults.push(fault.hint("plan with `--lora` or `--adapter`"));
+        faults.push(fault.hint("plan with `option lora` or `option adapter`"));
     }
     faults.or(()).map_err(RunError::Unsupported)?;
     if trains {
@@ -211,7 +211,8 @@ fn open(
         let stored = plan.context().cost.storage(*device);
         if context.discrete_memory && !context.emulated && !context.device.supports_dtype(dtype(stored)) {
             let fault = Diagnostic::error(format!("`{}` does not compute in {stored}", binding.executor));
-            let hint = "plan with `--precision fp32`, or for a profile that `spipe calibrate` has measured there";
+            let hint =
+                "plan with `option precision fp32`, or for a profile that `command calibrate` has measured there";
             return Err(RunError::Unsupported(fault.hint(hint).into()));
         }
         contexts.insert(*device, context);
@@ -238,7 +239,9 @@ fn open_drives(plan: &Plan, program: &Program, options: &Options) -> Result<(Dri
         let name = &program.memories()[memory].name;
         let Some(folder) = options.drives.get(name) else {
             let fault = Diagnostic::error(format!("the plan uses the drive `{name}`, which has no folder"));
-            return Err(RunError::Unsupported(fault.hint(format!("name one with `--drive {name}=FOLDER`")).into()));
+            return Err(RunError::Unsupported(
+                fault.hint(format!("name one with `option drive {name}=FOLDER`")).into(),
+            ));
         };
         let file = DriveFile::create(folder, name).map_err(|error| {
             RunError::Drive(TaskError::drive(&folder.join(format!("{name}.state")), "written", &error))

@@ -279,7 +279,7 @@ fn a_full_disk_ends_the_run_and_spares_the_checkpoint_before() {
         let error = result.map(|_| ()).unwrap_err();
         assert!(error.to_string().starts_with("cannot write `"), "{error}");
         assert!(error.to_string().ends_with("step-00000004`: no storage space"), "{error}");
-        assert!(error.hint().is_some_and(|hint| hint.contains("--resume")), "{error:?}");
+        assert!(error.hint().is_some_and(|hint| hint.contains("`option resume`")), "{error:?}");
         assert_eq!(names(folder.path()), [name(2)], "{room}");
     }
     let whole = train(&case, &case.options(Backend::Ndarray, 3)).unwrap();

@@ -44,7 +44,7 @@ pub fn hardware_from_topology(printed: &Printed<'_>, name: &str) -> Result<Strin
         let found = figures.get(key).and_then(|tables| tables.as_array()?.first()?.as_table().cloned());
         found.ok_or_else(|| {
             let fault = Diagnostic::error(format!("`{like}` has no `[[{key}]]` whose rates could be taken"));
-            fault.hint("name a profile with the same GPU; `spipe hardware list` has them").into()
+            fault.hint("name a profile with the same GPU; `command hardware list` has them").into()
         })
     };
     let (gpu, socket) = (first("gpu")?, first("socket")?);
@@ -199,7 +199,7 @@ impl Profile<'_> {
         let ends = [format!("dram{one}"), format!("dram{other}")].map(Value::String);
         table.insert("between".into(), Value::Array(ends.to_vec()));
         table.insert("bandwidth".into(), Value::String("50 GB/s".into()));
-        let source = "estimate: about half of what the links of two sockets add up to; `spipe calibrate` measures it";
+        let source = "estimate: about half of what the links of two sockets add up to; a calibration measures it";
         table.insert("source".into(), Value::String(source.into()));
         self.tables.entry("link").or_default().push(table);
     }

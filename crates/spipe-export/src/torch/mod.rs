@@ -58,7 +58,7 @@ fn warnings(plan: &Plan, settings: &Settings) -> Faults {
     if settings.is_mixed() {
         warnings.push(
             Diagnostic::warning("pipelines of GPUs and CPU sockets are untested on a GPU")
-                .hint("boundary tensors go through host memory over gloo; `--cpu` runs all ranks on cores"),
+                .hint("boundary tensors go through host memory over gloo; `option cpu` runs all ranks on cores"),
         );
     }
     if settings.offloads() {

@@ -44,7 +44,7 @@ impl Exported {
                 "stages {names} recompute and split their backwards: PyTorch would recompute them three times, and \
                  this order leaves no room for fused backwards"
             );
-            return Err(Diagnostic::error(message).hint("plan without recompute, or with `--system 1f1b`").into());
+            return Err(Diagnostic::error(message).hint("plan without recompute, or with `option system 1f1b`").into());
         }
         let message = format!("stages {names} get fused backwards: PyTorch would recompute split ones three times");
         warnings.push(Diagnostic::warning(message).hint("expect longer steps than predicted"));

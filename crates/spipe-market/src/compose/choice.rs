@@ -51,7 +51,7 @@ impl Choice {
             })?;
             let Some(part) = catalogue.find(&name) else {
                 let fault = Diagnostic::error(format!("the catalogue has no part `{name}`"));
-                return Err(fault.hint("`spipe catalogue list` prints all parts"));
+                return Err(fault.hint("`command catalogue list` prints all parts"));
             };
             match part.kind() {
                 Kind::Gpu => (choice.gpu, choice.gpus) = (Some(name), count),

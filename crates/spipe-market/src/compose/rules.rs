@@ -53,12 +53,12 @@ pub(super) fn modules(parts: &Parts<'_>) -> Result<(), Illegal> {
         (Some((_, module)), Some(_)) => broken(
             "module-kind",
             format!("the memory of `{platform}` is soldered, not `{}`", module.name),
-            "leave out `--dram`",
+            "leave out `option dram`",
         ),
         (None, None) => broken(
             "module-slots",
             format!("`{platform}` has no memory"),
-            format!("add modules of the kind {}, such as `--dram {}x…`", memory.kind, memory.channels),
+            format!("add modules of the kind {}, such as `option dram {}x…`", memory.kind, memory.channels),
         ),
         (Some((_, module)), None) if module.kind != memory.kind => broken(
             "module-kind",

@@ -57,7 +57,7 @@ impl Lora {
         match (lora.rank, unless) {
             (0, Some(rank)) => lora.rank = rank,
             (0, None) if faults.is_empty() => {
-                faults.push(Diagnostic::error("`--lora` has no rank").hint("add one, such as `rank=16`"));
+                faults.push(Diagnostic::error("`option lora` has no rank").hint("add one, such as `rank=16`"));
             }
             _ => {}
         }
@@ -94,7 +94,7 @@ impl Lora {
             "embeddings" => self.embeddings = true,
             "dora" => self.dora = true,
             "rslora" => self.rslora = true,
-            "" => return Err(Diagnostic::error("`--lora` has an empty item").hint("leave out a comma")),
+            "" => return Err(Diagnostic::error("`option lora` has an empty item").hint("leave out a comma")),
             target if after_targets => drop(self.targets.insert(target.into())),
             _ => return Err(unknown(word)),
         }
@@ -103,7 +103,7 @@ impl Lora {
 }
 
 fn unknown(word: &str) -> Diagnostic {
-    let fault = Diagnostic::error(format!("`--lora` has no item `{word}`"));
+    let fault = Diagnostic::error(format!("`option lora` has no item `{word}`"));
     match similar_word(word, KEYS.into_iter().chain(WORDS)) {
         Some(near) => fault.hint(format!("did you mean `{near}`")),
         None => fault.hint("write such as `rank=16,targets=q,k,v,o`; `alpha=`, `dropout=`, `embeddings`, `dora` and `rslora` may be added"),

@@ -57,7 +57,7 @@ impl Layout {
         let name = model.name();
         let Some(chain) = Chain::of(model) else {
             let fault = Diagnostic::error(format!("`{name}` is no chain of an embedding, blocks and a head"));
-            return Err(fault.hint("leave `--layout` out: a layout has no letters for its layers").into());
+            return Err(fault.hint("leave `option layout` out: a layout has no letters for its layers").into());
         };
         let mut faults = Faults::new();
         let mut refuse = |column, fault: Diagnostic| faults.push(fault.at(position(&self.file, column)));
@@ -66,8 +66,7 @@ impl Layout {
         self.predictions((name, chain), devices, &mut refuse);
         if devices == 0 || !self.len().is_multiple_of(devices) {
             let fault = format!("the layout has {} stages, which {devices} devices do not share evenly", self.len());
-            let hint =
-                "stage i is on device i mod P of P: write a multiple of P stages, or name other devices in `--devices`";
+            let hint = "stage i is on device i mod P of P: write a multiple of P stages, or name other devices in `option devices`";
             refuse(self.end, Diagnostic::error(fault).hint(hint));
         }
         faults.or(())?;

@@ -45,11 +45,17 @@ fn all_cases(problem: &Problem<'_>, costs: &CostSums<'_>, deadline: &Deadline<'_
     cases(problem, costs, &device_orders::sequences(costs, device_orders::MOST, Some(deadline)).list)
 }
 
-/// Returns the fastest of the best-balanced placements whose busiest stage takes less than `most`
-/// ms.
-pub(crate) fn best(problem: &Problem<'_>, costs: &CostSums<'_>, most: f64, deadline: &Deadline<'_>) -> Option<Scored> {
-    let cases = all_cases(problem, costs, deadline);
-    let candidates = candidates(costs, &Partitioner::new(costs, &cases), (&cases, most), deadline);
+/// Returns the fastest of the best-balanced placements on the device orders `orders` whose busiest stage takes less
+/// than `most` ms.
+pub(crate) fn best(
+    problem: &Problem<'_>,
+    costs: &CostSums<'_>,
+    (orders, most): (&[Vec<usize>], f64),
+    deadline: &Deadline<'_>,
+) -> Option<Scored> {
+    let cases = cases(problem, costs, orders);
+    let mut candidates = candidates(costs, &Partitioner::new(costs, &cases), (&cases, most), deadline);
+    candidates.truncate(problem.most_candidates());
     fastest((problem, costs), &cases, &candidates, deadline)
 }
 

@@ -9,7 +9,8 @@ use crate::problem::Problem;
 /// |---|---|---|
 /// | greedy stages | yes | yes |
 /// | linear programs that bound a system of stages | one | all |
-/// | integer programs for candidates, Mobius' programs, balanced stages | no | yes |
+/// | balanced stages | on all GPUs | on all device orders |
+/// | integer programs for candidates, Mobius' programs | no | yes |
 /// | simulated candidates of one system | 3 to 5 | all |
 /// | … their estimated time, as a multiple of the best plan's, at most | 1.01 | any |
 /// | simulated neighbours of one placement | 4 to 8 | 16 to 400 |

@@ -106,8 +106,9 @@ fn refusal(problem: &Problem<'_>, starts: &[Placement]) -> PlanError {
             let fault = faults.iter().next().map_or_else(String::new, |fault| fault.message.clone());
             PlanError::Infeasible {
                 reason: format!("the stages of the layout do not fit under `{system}`: {fault}"),
-                hint: "leave `--layout` out to have the stages chosen, or use a smaller microbatch or more devices"
-                    .into(),
+                hint:
+                    "leave `option layout` out to have the stages chosen, or use a smaller microbatch or more devices"
+                        .into(),
                 missing: None,
                 certain: false,
             }

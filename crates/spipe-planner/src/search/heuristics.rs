@@ -6,6 +6,7 @@ use crate::{
     costs::CostSums,
     problem::{Deadline, Options, Problem, SYSTEMS},
     score::judge::{Scored, busiest, judge},
+    space::device_orders,
 };
 use rayon::prelude::*;
 use spipe_cost::Mode;
@@ -17,7 +18,8 @@ pub(crate) fn filled(problem: &Problem<'_>, costs: &CostSums<'_>) -> Vec<Scored>
     if systems.is_empty() { Vec::new() } else { those_that_run((problem, costs), greedy::placements(costs, &systems)) }
 }
 
-/// Returns the best-balanced plan of these systems, if it may take less than `most` ms.
+/// Returns the best-balanced plan of these systems, if it may take less than `most` ms: over all device orders, or at
+/// low effort over all GPUs.
 pub(crate) fn balanced(
     problem: &Problem<'_>,
     costs: &CostSums<'_>,
@@ -28,7 +30,13 @@ pub(crate) fn balanced(
     // alone.
     let options = Options { time_limit: deadline.left(), ..problem.options.clone() };
     let staged = Problem { systems, options, ..*problem };
-    balanced::best(&staged, costs, most, &Deadline::new(&staged))
+    let deadline = Deadline::new(&staged);
+    let orders = if problem.options.has_programs() {
+        device_orders::sequences(costs, device_orders::MOST, Some(&deadline)).list
+    } else {
+        device_orders::all_gpus(costs)
+    };
+    balanced::best(&staged, costs, (&orders, most), &deadline)
 }
 
 /// Returns the problem's systems that suit its mode; empty if none of [`SYSTEMS`] is among them.

@@ -189,6 +189,15 @@ impl OrderWalk<'_, '_> {
     }
 }
 
+/// The order of all GPUs, or of all sockets of a machine without any: none if no route joins two neighbours.
+pub(crate) fn all_gpus(costs: &CostSums<'_>) -> Vec<Vec<usize>> {
+    let cpu = costs.devices.iter().all(|device| device.is_cpu);
+    let order = (0..costs.devices.len()).filter(|device| costs.devices[*device].is_cpu == cpu);
+    let order: Vec<usize> = order.take(costs.layers).collect();
+    let joined = order.windows(2).all(|pair| costs.p2p(pair[0], pair[1]).is_some());
+    if joined { vec![order] } else { Vec::new() }
+}
+
 /// Natural device orders: the first GPUs by several criteria, with the first sockets before them,
 /// after them, on both sides, or absent; and sockets alone. On machines of many devices only some
 /// counts are taken.

@@ -34,6 +34,11 @@ pub fn systems(given: &str) -> Result<Vec<System>, SearchError> {
     Ok(systems.into_iter().collect())
 }
 
+/// Whether `system` can run the workload: with an optimizer in the backward, some systems do not.
+pub fn runs(system: System, workload: &Workload) -> bool {
+    !workload.formats.optimizer_in_backward || workload.mode != Mode::Train || IN_BACKWARD.contains(&system)
+}
+
 /// The systems that can run the workload: with an optimizer in the backward, some of `systems`. Named systems are
 /// refused where they cannot, and left out for `auto`.
 pub fn that_run(
@@ -42,11 +47,7 @@ pub fn that_run(
     auto: bool,
     spelling: Spelling,
 ) -> Result<Vec<System>, SearchError> {
-    if !workload.formats.optimizer_in_backward || workload.mode != Mode::Train {
-        return Ok(systems);
-    }
-    let (some, others): (Vec<System>, Vec<System>) =
-        systems.into_iter().partition(|system| IN_BACKWARD.contains(system));
+    let (some, others): (Vec<System>, Vec<System>) = systems.into_iter().partition(|system| runs(*system, workload));
     match others.first() {
         Some(other) if !auto => {
             let message = format!("`{other}` does not run the optimizer in the backward");

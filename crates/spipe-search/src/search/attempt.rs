@@ -9,7 +9,7 @@ use super::{
     watched::Watched,
 };
 use crate::{error::SearchError, request::Request, setting::Setting};
-use spipe_base::SimTime;
+use spipe_base::{Diagnostic, SimTime};
 use spipe_cost::Workload;
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
 use spipe_planner::{Claim, Effort, Options, PlanError, Planner, Problem, Solution};
@@ -324,6 +324,10 @@ impl Search<'_> {
         match self.sizes.refusal() {
             None => SearchError::Bug("a search without sizes of microbatches".into()).into(),
             Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => refused(error),
+            Some(error @ PlanError::StoppedWithoutPlan { .. }) if request.effort.is_some() => {
+                let hint = format!("leave {} out to search longer", request.spelling.setting("effort"));
+                SearchError::Stopped(Diagnostic::error(error.to_string()).hint(hint)).into()
+            }
             Some(PlanError::NoSystem) if !request.pins.is_empty() => refused(no_pinned(request)),
             Some(PlanError::StoppedWithoutPlan { examined }) if !request.drive_for.is_none() => {
                 let closest = self.on_drives.and_then(|on| on.refused.closest());

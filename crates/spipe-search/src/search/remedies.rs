@@ -8,7 +8,7 @@
 use super::{attempt::attempt, fits::fits, refusal};
 use crate::{
     error::SearchError,
-    request::{Request, spelling::Spelling},
+    request::{Request, spelling::Spelling, systems::runs},
     setting::Setting,
 };
 use spipe_base::{Bytes, Diagnostic, MemoryId};
@@ -35,6 +35,9 @@ pub fn refusal(request: &Request, error: &PlanError, limit: Duration) -> SearchE
     }
     let (hardware, until) = (&request.hardware, Instant::now() + limit.min(MOST));
     let decided = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
+        if !systems.iter().any(|system| runs(*system, workload)) {
+            return Some(false);
+        }
         let left = until.saturating_duration_since(Instant::now());
         if left.is_zero() {
             return None;
@@ -102,7 +105,7 @@ fn drives(request: &Request) -> Option<String> {
 }
 
 /// The option with the fastest plan per token, in words, with the time of that plan: each is planned
-/// at low effort.
+/// at low effort, with all other options of the request; one without such a plan is not named.
 fn fastest(request: &Request, found: &[Remedy]) -> Option<String> {
     let planned = |remedy: &Remedy| {
         let (workloads, systems) = with(request, remedy)?;
@@ -118,8 +121,7 @@ fn fastest(request: &Request, found: &[Remedy]) -> Option<String> {
         Some((simulated.to_ms() / tokens, format!("{words} ({simulated:.3} per iteration)")))
     };
     let planned = found.iter().filter_map(planned).min_by(|(one, _), (other, _)| one.total_cmp(other));
-    let other = |remedy| other(remedy, request.spelling);
-    planned.map(|(_, words)| words).or_else(|| found.iter().find_map(other))
+    planned.map(|(_, words)| words)
 }
 
 /// The workloads and the systems of a request with an option changed; `None` for more memory.
@@ -141,7 +143,11 @@ fn with(request: &Request, remedy: &Remedy) -> Option<(Vec<Workload>, Vec<System
         }
         Remedy::System(_) => {
             let training = all.iter().all(|workload| workload.mode == Mode::Train);
-            let suits = |system: &System| !system.is_stale() && (training || system.infers());
+            let suits = |system: &System| {
+                !system.is_stale()
+                    && (training || system.infers())
+                    && all.iter().all(|workload| runs(*system, workload))
+            };
             let others = System::ALL.into_iter().filter(|system| !systems.contains(system));
             Some((all.clone(), others.filter(suits).collect()))
         }

@@ -13,7 +13,7 @@ fn asked<'a>(task: &'a Task, wanted: &[String]) -> Result<Vec<&'a RentPart>, Sea
     let is = |rent: &RentPart, word: &str| word == "all" || rent.kind.name() == word || rent.name == word;
     for word in wanted {
         if !rents.iter().any(|rent| is(rent, word)) {
-            let hint = "use all, list, spot or marketplace, or a name of `spipe catalogue list --kind rent`";
+            let hint = "use all, list, spot or marketplace, or a name that `command catalogue list` prints under `option kind rent`";
             return Err(SearchError::request(format!("no rented machine is `{word}`"), hint));
         }
     }

@@ -102,7 +102,7 @@ pub fn lines(subject: &Subject<'_>, most: usize) -> String {
     let counts = table.counts;
     text += &format!("{} planned, {} shared, {} bounded", counts.solved, counts.shared, counts.bounded);
     if counts.left > 0 {
-        text += &format!(", {} left out when the time was up: give more with --time-limit", counts.left);
+        text += &format!(", {} left out when the time was up: give more with `option time-limit`", counts.left);
     }
     text + "\n"
 }

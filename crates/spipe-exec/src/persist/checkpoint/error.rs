@@ -87,13 +87,13 @@ impl CheckpointError {
     pub fn hint(&self) -> Option<String> {
         match self {
             Self::File { what: "write", .. } => {
-                Some("the checkpoint before it is as it was; make room, then run again with `--resume`".into())
+                Some("the checkpoint before it is as it was; make room, then run again with `option resume`".into())
             }
             Self::NoneWhole { .. } => Some("name another folder to start at the first step".into()),
-            Self::Taken { .. } => Some("go on from it with `--resume`, or name another folder".into()),
+            Self::Taken { .. } => Some("go on from it with `option resume`, or name another folder".into()),
             Self::InUse { .. } => Some("name another folder, or wait for it to end".into()),
             Self::Differs { .. } => Some("name another folder".into()),
-            Self::Done { .. } => Some("ask for more `--steps`".into()),
+            Self::Done { .. } => Some("ask for more `option steps`".into()),
             _ => None,
         }
     }

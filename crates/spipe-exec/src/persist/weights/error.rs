@@ -81,7 +81,9 @@ impl WeightsError {
             Self::NoModule { .. } => Some("train adapters on matrices that the files hold, or do not save them"),
             Self::TiedCopy { .. } => Some("train without `embeddings`, or keep the run's checkpoints instead"),
             Self::Config { .. } => None,
-            Self::OtherAdapter { .. } => Some("`spipe plan --adapter FOLDER` makes a plan with the adapter's settings"),
+            Self::OtherAdapter { .. } => {
+                Some("`command plan` makes a plan with the adapter's settings under `option adapter FOLDER`")
+            }
             Self::File { what: "read", .. } => {
                 Some("give a `.safetensors` file, or a folder with `model.safetensors` or the index of its parts")
             }
@@ -89,7 +91,7 @@ impl WeightsError {
             Self::NoLayout { .. } => {
                 Some("known are Llama and its kin (SwiGLU, RMSNorm, rotary positions), GPT-2, and ViT with classes")
             }
-            Self::Differs { .. } => Some("`spipe model import` makes the model that a `config.json` describes"),
+            Self::Differs { .. } => Some("`command model import` makes the model that a `config.json` describes"),
         }
     }
 }

@@ -50,7 +50,8 @@ impl Adapter {
         let value = &self.value;
         let mut refuse = |message: String| {
             faults.push(
-                Diagnostic::error(message).hint("state what is trained with `--lora`, such as `rank=16,targets=q,v`"),
+                Diagnostic::error(message)
+                    .hint("state what is trained with `option lora`, such as `rank=16,targets=q,v`"),
             );
         };
         if self.kind != "LORA" {

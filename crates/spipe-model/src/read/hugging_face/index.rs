@@ -54,5 +54,5 @@ pub fn components(file: &str, text: &str) -> Result<Vec<Component>, Faults> {
 pub(super) fn refusal(config: &Config<'_>) -> Option<Diagnostic> {
     let class = config.word("_class_name").filter(|class| class.ends_with("Pipeline"))?;
     let fault = Diagnostic::error(format!("`{class}` is a pipeline of several models"));
-    Some(fault.hint("name its folder, and one part with `--component`"))
+    Some(fault.hint("name its folder, and one part with `option component`"))
 }

@@ -52,12 +52,12 @@ impl Standing<'_, '_> {
         self.systems.par_iter_mut().for_each(bound);
     }
 
-    /// Starts with the plans of heuristics. The balanced one takes longer, so it is made only if
-    /// the greedy one is near the compute bound; otherwise other systems are faster. Returns
-    /// whether it was made.
+    /// Starts with the plans of heuristics. The balanced one over all device orders takes longer, so it is made only
+    /// if the greedy one is near the compute bound; otherwise other systems are faster. Returns whether it was made.
     fn begin(&mut self) -> bool {
         self.heuristic_plans = heuristics::filled(self.problem, &self.costs);
-        let balanced = self.problem.options.has_programs() && self.best_ms() < FAR * floor(&self.costs);
+        let near = self.best_ms() < FAR * floor(&self.costs);
+        let balanced = near || !self.problem.options.has_programs();
         if balanced {
             self.balance();
         }

@@ -139,7 +139,7 @@ fn range(text: &str, model: &Model) -> Result<LayerRange, Diagnostic> {
     model.layer_range(text).ok_or_else(|| {
         let last = model.layers().len().saturating_sub(1);
         Diagnostic::error(format!("`{text}` names no layers of `{}`", model.name()))
-            .hint(format!("write 0..{last}, or names such as `spipe model show` prints"))
+            .hint(format!("write 0..{last}, or names such as `command model show` prints"))
     })
 }
 
