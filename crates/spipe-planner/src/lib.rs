@@ -52,7 +52,6 @@
 //! - `candidates`: constructive heuristics, among them the planners greedy and dp, and repair
 //! - `improve`: local search
 //! - `search`: the portfolio of all systems, branch and bound, exhaustive search
-//! - `remedies`: changes of machine, workload or system that make a plan possible
 
 mod bisect;
 mod bounds;
@@ -63,7 +62,6 @@ mod formulation;
 mod hosts;
 mod improve;
 mod problem;
-mod remedies;
 mod score;
 mod search;
 mod space;
@@ -85,7 +83,6 @@ pub use problem::{
     SYSTEMS, Solution,
     pins::{Contradiction, Named, Pin, Pins},
 };
-pub use remedies::{Fits, Refused, Remedy, remedies};
 pub use search::{
     PLANNERS,
     fits::{Fit, fits},

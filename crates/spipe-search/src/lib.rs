@@ -56,6 +56,7 @@ pub use request::{
 };
 pub use search::{
     found::{Ended, Found, gap},
+    remedies::least::{Fits, Refused, Remedy, remedies},
     search,
 };
 pub use setting::Setting;

@@ -16,7 +16,7 @@ pub mod fits;
 pub mod found;
 mod readable;
 mod refusal;
-mod remedies;
+pub mod remedies;
 mod sizes;
 mod watched;
 

@@ -2,13 +2,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on must say so")]
 
-#[path = "common/instances.rs"]
+#[path = "../../spipe-planner/tests/common/instances.rs"]
 mod instances;
-#[path = "common/memory.rs"]
+#[path = "../../spipe-planner/tests/common/memory.rs"]
 mod memory;
-#[path = "common/runner.rs"]
+#[path = "../../spipe-planner/tests/common/runner.rs"]
 mod runner;
-#[path = "common/several.rs"]
+#[path = "../../spipe-planner/tests/common/several.rs"]
 mod several;
 
 use instances::{Instance, LayerText, MachineText, layer, machine, machine_text, model_text, workload};
@@ -21,7 +21,8 @@ use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, System, check};
-use spipe_planner::{Fit, Problem, Refused, Remedy, SYSTEMS, fits, remedies};
+use spipe_planner::{Fit, Problem, SYSTEMS, fits};
+use spipe_search::{Refused, Remedy, remedies};
 use std::cell::Cell;
 
 fn with_problem<T>(

@@ -5,17 +5,20 @@
 //! hint: give `gpu0` 3.1 GiB more, or `dram0` 12.0 GiB more, or use a microbatch of at most 4
 //! ```
 
+pub mod least;
+
 use super::{attempt::attempt, fits::fits, refusal};
 use crate::{
     error::SearchError,
     request::{Request, spelling::Spelling, systems::runs},
     setting::Setting,
 };
+use least::{Refused, Remedy, remedies};
 use spipe_base::{Bytes, Diagnostic, MemoryId};
 use spipe_cost::{Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
 use spipe_plan::System;
-use spipe_planner::{Effort, Fit, Options, Pins, PlanError, Refused, Remedy, listed, remedies};
+use spipe_planner::{Effort, Fit, Options, Pins, PlanError, listed};
 use std::{
     sync::Arc,
     time::{Duration, Instant},

@@ -1,4 +1,4 @@
-//! Remedies: single changes of machine, workload or system that make a plan possible, each the
+//! The least remedies: single changes of machine, workload or system that make a plan possible, each the
 //! smallest of its kind.
 //!
 //! ```text
