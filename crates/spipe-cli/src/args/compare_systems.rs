@@ -53,7 +53,7 @@ pub struct CompareSystems {
     /// megatron, deepspeed) or a file; spipe if not given
     #[arg(long)]
     pub runtime: Option<String>,
-    /// The systems to compare, separated by commas; all, and plain data parallelism, if not given
+    /// The systems to compare, separated by commas; all, and the baseline `data-parallel`, if not given
     #[arg(long, value_delimiter = ',')]
     pub system: Vec<String>,
     /// Time to search the plan of each system

@@ -149,7 +149,7 @@ impl From<EffortChoice> for Effort {
 /// The baselines of pipelines.
 #[derive(Debug, Subcommand)]
 pub enum Baseline {
-    /// Tensor and data parallelism over the GPUs of a machine
+    /// The baseline of tensor and data parallelism over the GPUs of a machine
     TensorData(TensorData),
 }
 

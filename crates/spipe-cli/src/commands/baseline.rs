@@ -1,4 +1,4 @@
-//! `spipe baseline`: time and memory of a model under tensor and data parallelism, in closed form.
+//! `spipe baseline`: time and memory of a model under tensor and data parallelism, estimated by a closed form.
 
 use crate::{
     Failure, args,
@@ -168,7 +168,7 @@ fn human(runtime: &str, priced: &[Priced], best: usize) -> String {
     }
     let usable = priced[best].cost.usable;
     format!(
-        "{rows}\n\nTimes are in ms, without overlap: compute, all-reduces in layers, all-reduce of gradients and optimizer add up. Each \
+        "{rows}\n\nA baseline: estimates of a closed form, without plan, trace or export. Times are in ms, without overlap: compute, all-reduces in layers, all-reduce of gradients and optimizer add up. Each \
          GPU has {usable} under the runtime `{runtime}`.\n"
     )
 }
