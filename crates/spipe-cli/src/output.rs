@@ -2,6 +2,7 @@
 
 use crate::{Failure, args::Format};
 use serde::Serialize;
+use spipe_base::Diagnostic;
 use std::{
     fs::OpenOptions,
     io::{self, BufWriter, IsTerminal, Write},
@@ -36,6 +37,11 @@ pub fn start_log(verbose: u8) {
 /// Prints a message to stderr; if that is closed, the work goes on.
 pub fn talk(message: &str) {
     let _ = writeln!(io::stderr().lock(), "{message}");
+}
+
+/// Prints warnings to stderr, one for each kind.
+pub fn warn<'a>(all: impl IntoIterator<Item = &'a Diagnostic>) {
+    Diagnostic::folded(all).iter().for_each(|one| talk(&one.to_string()));
 }
 
 /// Shows what is under way on the last line of a terminal, in place of what was shown before;

@@ -37,9 +37,7 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
         simulate(&program, &options)
     };
     let remarks = remarks(&plan, &simulation.trace);
-    for remark in &remarks {
-        output::talk(&remark.to_string());
-    }
+    output::warn(&remarks);
     let to_stdout = matches!(target, Some(Target::Stdout));
     if let Some(target) = target {
         target.write_with(|out| spipe_trace::write_json(&simulation.trace, out))?;
