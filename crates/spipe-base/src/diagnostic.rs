@@ -1,5 +1,6 @@
 //! Diagnostics: messages with a severity, a position and a hint.
 
+use crate::readable::few;
 use std::fmt;
 
 /// A position in a text file, counted from one.
@@ -98,6 +99,28 @@ impl Diagnostic {
         self
     }
 
+    /// One diagnostic for each kind, in the order of the first ones: its first message, with the names of the others. Two
+    /// messages are of one kind if they differ only in names in backticks and in numbers with their units.
+    ///
+    /// ```
+    /// use spipe_base::Diagnostic;
+    ///
+    /// let full = |gpu: u32| Diagnostic::warning(format!("the plan fills 9{gpu}.5 % of `gpu{gpu}`"));
+    /// let folded = Diagnostic::folded(&[full(5), full(6), full(7)]);
+    /// assert_eq!(folded[0].message, "the plan fills 95.5 % of `gpu5`; likewise gpu6..gpu7 (3 in all)");
+    /// ```
+    pub fn folded<'a>(all: impl IntoIterator<Item = &'a Self>) -> Vec<Self> {
+        let mut kinds: Vec<(Severity, String, Vec<&Self>)> = Vec::new();
+        for one in all {
+            let kind = kind_of(&one.message);
+            match kinds.iter_mut().find(|(severity, known, _)| (*severity, known.as_str()) == (one.severity, &kind)) {
+                Some((_, _, same)) => same.push(one),
+                None => kinds.push((one.severity, kind, vec![one])),
+            }
+        }
+        kinds.iter().map(|(_, _, same)| likewise(same)).collect()
+    }
+
     /// Adds a hint.
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
@@ -120,6 +143,52 @@ impl fmt::Display for Diagnostic {
         }
         Ok(())
     }
+}
+
+/// The longest unit behind a number, in characters: `GiB`.
+const UNIT: usize = 3;
+
+/// A message without names in backticks, and without numbers and their units.
+fn kind_of(message: &str) -> String {
+    let plain = message.split('`').step_by(2).flat_map(|part| part.split(' ').chain(["`"]));
+    let (mut kind, mut behind_number) = (Vec::new(), false);
+    for word in plain {
+        let is_number = word.contains(|letter: char| letter.is_ascii_digit());
+        let is_unit = word != "`" && word.trim_end_matches([',', ';', ')']).chars().count() <= UNIT;
+        if is_number {
+            kind.push("#");
+        } else if !(behind_number && is_unit) {
+            kind.push(word);
+        }
+        behind_number = is_number;
+    }
+    kind.join(" ")
+}
+
+/// The first of some messages of one kind, with the names in which the others differ from it.
+fn likewise(same: &[&Diagnostic]) -> Diagnostic {
+    let Some((first, others)) = same.split_first() else { unreachable!("a kind has a message") };
+    if others.is_empty() {
+        return (*first).clone();
+    }
+    let names = |one: &Diagnostic| one.message.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    let own = names(first);
+    let differs = |at: usize| others.iter().any(|other| names(other).get(at) != own.get(at));
+    let places: Vec<usize> = (0..own.len()).filter(|at| differs(*at)).collect();
+    let mut subjects: Vec<String> = Vec::new();
+    for other in others {
+        let names = names(other);
+        let parts: Vec<&str> = places.iter().filter_map(|at| names.get(*at)).map(String::as_str).collect();
+        let subject = parts.join(" and ");
+        if !subject.is_empty() && !subjects.contains(&subject) {
+            subjects.push(subject);
+        }
+    }
+    let named = few(subjects.iter().map(String::as_str));
+    let count = format!("{} in all", same.len());
+    let rest = if named.is_empty() { count } else { format!("likewise {named} ({count})") };
+    let message = format!("{}; {rest}", first.message);
+    Diagnostic { message, ..(*first).clone() }
 }
 
 /// All faults of an input, not only the first.
@@ -192,6 +261,26 @@ mod tests {
         let text = "a\nµ = 1\n";
         let position = position_of("m.toml", text, text.find('=').unwrap());
         assert_eq!(position.to_string(), "m.toml:2:3");
+    }
+
+    #[test]
+    fn messages_of_one_kind_are_said_once() {
+        let said = |messages: &[&str]| {
+            let all: Vec<Diagnostic> = messages.iter().map(|message| Diagnostic::warning(*message)).collect();
+            Diagnostic::folded(&all).into_iter().map(|one| one.message).collect::<Vec<_>>()
+        };
+        assert_eq!(said(&["a copy takes 2 ms", "`gpu0` is slow"]), ["a copy takes 2 ms", "`gpu0` is slow"]);
+        assert_eq!(said(&["layer 3 has no time", "layer 4 has no time"]), ["layer 3 has no time; 2 in all"]);
+        let copy =
+            |from: u32, took: &str| format!("the copy from `gpu{from}` to `cpu0` (1 MiB) takes {took}, too long");
+        let copies = [copy(0, "1.2 ms"), copy(2, "900 us"), copy(4, "2 s")];
+        assert_eq!(
+            said(&[&copies[0], "other", &copies[1], &copies[2]]),
+            [&format!("{}; likewise gpu2, gpu4 (3 in all)", copies[0]), "other"]
+        );
+        let files: Vec<String> = ["a", "b", "c", "d", "e", "f"].map(|file| format!("`{file}` is not read")).into();
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        assert_eq!(said(&files), ["`a` is not read; likewise b, c, d, e, … (6 in all)"]);
     }
 
     #[test]

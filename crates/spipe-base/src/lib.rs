@@ -9,7 +9,7 @@
 //! action      ActionKind  Payload  Collective  LaneRole  Subject  IdleCause
 //! data type   DataType
 //! diagnostic  Diagnostic  Faults  Position
-//! readable    percentages, counts and rates for people
+//! readable    percentages, counts, rates and ranges of names for people
 //! ```
 //!
 //! Quantities refuse invalid values. Only the operations with a physical meaning exist:

@@ -1,4 +1,4 @@
-//! Numbers as people read them: percentages, counts and rates.
+//! Numbers as people read them, percentages, counts and rates, and ranges of numbered names.
 
 /// A fraction as a percentage with one decimal: `12.5 %`.
 pub fn percent(fraction: f64) -> String {
@@ -30,4 +30,55 @@ pub fn grouped(number: u64) -> String {
 /// A rate: a whole number with its thousands apart, or two decimals below ten.
 pub fn per_second(rate: f64) -> String {
     if rate < 9.95 { format!("{rate:.2}") } else { grouped(rate.round() as u64) }
+}
+
+/// A name before its number, the number, and the name from its first dot on: `gpu12.compute` is `gpu`, 12 and `.compute`.
+/// `None` if no number is there.
+pub fn numbered(name: &str) -> Option<(&str, u64, &str)> {
+    let (base, rest) = name.split_at(name.find('.').unwrap_or(name.len()));
+    let stem = base.trim_end_matches(|letter: char| letter.is_ascii_digit());
+    Some((stem, base[stem.len()..].parse().ok()?, rest))
+}
+
+/// Whether a name has the number after that of another one, and equals it otherwise.
+pub fn follows(before: &str, after: &str) -> bool {
+    let next = |(stem, number, rest): (_, u64, _)| Some((stem, number.checked_add(1)?, rest));
+    numbered(before).and_then(next).is_some_and(|next| numbered(after) == Some(next))
+}
+
+/// Names from the first to the last one: `gpu0..gpu63.compute`.
+pub fn range(first: &str, last: &str) -> String {
+    let base = first.split('.').next().unwrap_or(first);
+    if first == last { first.to_owned() } else { format!("{base}..{last}") }
+}
+
+/// Names in their order, consecutive numbers as ranges.
+///
+/// ```
+/// use spipe_base::readable::ranges;
+///
+/// assert_eq!(ranges(["gpu4", "gpu5", "gpu6", "cpu1"]), ["gpu4..gpu6", "cpu1"]);
+/// ```
+pub fn ranges<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
+    let mut runs: Vec<(&str, &str)> = Vec::new();
+    for name in names {
+        match runs.last_mut() {
+            Some((_, last)) if follows(last, name) => *last = name,
+            _ => runs.push((name, name)),
+        }
+    }
+    runs.into_iter().map(|(first, last)| range(first, last)).collect()
+}
+
+/// The names that [`few`] shows at most; ranges count once.
+const NAMED: usize = 4;
+
+/// The first few names, consecutive numbers as ranges: `gpu0..gpu7, cpu0`, or `a, b, c, d, …`.
+pub fn few<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    let mut ranges = ranges(names);
+    if ranges.len() > NAMED {
+        ranges.truncate(NAMED);
+        ranges.push("…".into());
+    }
+    ranges.join(", ")
 }

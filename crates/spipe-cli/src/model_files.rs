@@ -145,8 +145,6 @@ fn component(folder: &str, part: Option<&str>) -> Result<Imported, Failure> {
 
 /// Prints the remarks on a model, and returns the model.
 pub fn with_remarks(imported: Imported) -> Model {
-    if !imported.warnings.is_empty() {
-        output::talk(&imported.warnings.to_string());
-    }
+    output::warn(imported.warnings.iter());
     imported.model
 }

@@ -2,6 +2,7 @@
 
 use crate::{Failure, args::Format};
 use serde::Serialize;
+use spipe_base::Diagnostic;
 use std::{
     fs::OpenOptions,
     io::{self, BufWriter, IsTerminal, Write},
@@ -42,6 +43,11 @@ pub fn talk(message: &str) {
 /// `command simulate` in quotes.
 pub fn spelled(message: &str) -> String {
     message.replace("`option ", "`--").replace("`command ", "`spipe ")
+}
+
+/// Prints warnings to stderr, one for each kind.
+pub fn warn<'a>(all: impl IntoIterator<Item = &'a Diagnostic>) {
+    Diagnostic::folded(all).iter().for_each(|one| talk(&one.to_string()));
 }
 
 /// Shows what is under way on the last line of a terminal, in place of what was shown before;

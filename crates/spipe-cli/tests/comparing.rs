@@ -46,7 +46,7 @@ fn all_systems_are_there_with_figures_or_a_reason() {
 fn data_parallelism_reduces_the_gradients_once() {
     let rows = compared("--model gpt2 --hardware a100-80g-x2 --global-batch 8 --system data-parallel,gpu-only");
     let parallel = rows.iter().find(|row| row["system"] == "data-parallel").unwrap();
-    assert_eq!(parallel["status"], "feasible", "{parallel}");
+    assert_eq!((&parallel["status"], &parallel["baseline"]), (&"feasible".into(), &true.into()), "{parallel}");
     let shown = spipe(Path::new("."), "model show gpt2 --format json");
     let model: Value = serde_json::from_str(&shown.out).unwrap();
     let parameters = model["parameters"].as_u64().unwrap();
@@ -68,7 +68,7 @@ fn too_large_a_model_has_reasons_and_still_a_page() {
     let output = spipe(folder.path(), args);
     let out = output.out;
     assert_eq!(output.code, Some(0), "{out}");
-    assert!(out.contains("gpu-only: infeasible: ") && out.contains("data-parallel: infeasible: "), "{out}");
+    assert!(out.contains("gpu-only: infeasible: ") && out.contains("data-parallel (baseline): infeasible: "), "{out}");
     let page = std::fs::read_to_string(folder.path().join("p.html")).unwrap();
     assert!(page.contains("gpu-only") && page.contains("infeasible: "));
     assert!(std::fs::read_to_string(folder.path().join("p.svg")).unwrap().starts_with("<svg"));

@@ -119,3 +119,54 @@ fn a_killed_search_leaves_nothing() {
     assert!(sent.success() && !search.wait().unwrap().success());
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
+
+/// The plan and the simulation of a machine with 32 equal GPUs.
+const MANY: &str = "--model gpt2 --hardware v100-32g-x32 --global-batch 32 --microbatch 1 --effort low -o plan.json";
+
+#[test]
+fn idle_devices_take_one_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = |system: &str, more: &str| spipe(folder.path(), &format!("plan {MANY} --system {system} {more}"));
+    let human = plan("1f1b", "--pin layer=0..6:gpu0 --pin layer=7..13:gpu2");
+    assert_eq!(human.code, Some(0), "{}", human.err);
+    let idle: Vec<&str> = human.out.lines().filter(|line| line.starts_with("idle: ")).collect();
+    assert_eq!(idle, ["idle: gpu1, gpu3..gpu31, cpu0..cpu31"], "{}", human.out);
+    let json = plan("1f1b", "--pin layer=0..6:gpu0 --pin layer=7..13:gpu2 --format json");
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    let names = |key: &str| json[key].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect::<Vec<_>>();
+    assert_eq!((names("devices"), names("idle-devices").len()), (vec!["gpu0", "gpu2"], 62));
+    let shared = plan("fsdp", "--devices gpu0,gpu1");
+    assert_eq!((shared.code, shared.out.contains("idle: ")), (Some(0), false), "{}", shared.out);
+}
+
+#[test]
+fn equal_devices_share_a_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = spipe(folder.path(), &format!("plan {MANY} --system fsdp"));
+    let rows = |text: &str, name: &str| text.lines().filter(|line| line.trim_start().starts_with(name)).count();
+    // The least size of one memory may be known, and that of the others not.
+    assert!(plan.code == Some(0) && rows(&plan.out, "gpu") <= 4, "{}", plan.out);
+    let simulated = spipe(folder.path(), "simulate plan.json");
+    assert!(rows(&simulated.out, "gpu1..gpu3.compute") == 1, "{}", simulated.out);
+    assert!(rows(&simulated.out, "gpu0..gpu31 ") == 1, "{}", simulated.out);
+    let json = spipe(folder.path(), "simulate plan.json --format json");
+    let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(json["peak-bytes"].as_object().unwrap().keys().filter(|name| name.starts_with("gpu")).count(), 32);
+}
+
+#[test]
+fn a_kind_of_remark_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let machine = "--model gpt2 --hardware rtx3090-x4-two-sockets --global-batch 2 --microbatch 1 --seq-len 512";
+    let pins = "layer=0..1:gpu0 layer=2..3:cpu0 layer=4..5:gpu2 layer=6..7:cpu1 layer=8..13:gpu1"
+        .replace("layer=", "--pin layer=");
+    let plan = spipe(folder.path(), &format!("plan {machine} --system hybrid {pins} --effort low -o plan.json"));
+    assert_eq!(plan.code, Some(0), "{}", plan.err);
+    let simulated = spipe(folder.path(), "simulate plan.json --format json");
+    let far = "is not the socket nearest to";
+    assert_eq!(simulated.err.matches(far).count(), 1, "{}", simulated.err);
+    assert!(simulated.err.contains("; likewise cpu1 and gpu1 (2 in all)"), "{}", simulated.err);
+    let json: serde_json::Value = serde_json::from_str(&simulated.out).unwrap();
+    let messages = json["remarks"].as_array().unwrap().iter().map(|remark| remark["message"].as_str().unwrap());
+    assert_eq!(messages.filter(|message| message.contains(far)).count(), 2, "{json}");
+}

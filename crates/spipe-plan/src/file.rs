@@ -118,6 +118,9 @@ pub struct PlanFile {
     /// stages.
     #[serde(default)]
     pub devices: Vec<String>,
+    /// The other devices of the machine, which the plan leaves without work. For information only.
+    #[serde(default)]
+    pub idle_devices: Vec<String>,
     /// The stages as a layout of Megatron (`--pipeline-model-parallel-layout`), for `1f1b` and
     /// `interleaved-1f1b` on GPUs alone. For information only: it follows from the stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -203,6 +206,7 @@ impl Plan {
     pub fn to_file(&self) -> PlanFile {
         let outcome = self.outcome.as_ref();
         let search = outcome.map(|outcome| outcome.search.clone()).unwrap_or_default();
+        let name = |id| self.hardware.devices()[id].name.clone();
         PlanFile {
             format_version: FORMAT_VERSION,
             system: self.placement.system,
@@ -228,7 +232,8 @@ impl Plan {
             least_bytes: search.least_bytes,
             least_bytes_found: search.least_bytes_found,
             least_iteration_ms: search.least_iteration_ms,
-            devices: self.devices().into_iter().map(|id| self.hardware.devices()[id].name.clone()).collect(),
+            devices: self.devices().into_iter().map(name).collect(),
+            idle_devices: self.idle_devices().into_iter().map(name).collect(),
             layout: Layout::of(&self.context(), &self.placement).map(|layout| layout.to_string()),
             peak_bytes: self
                 .peaks()

@@ -194,6 +194,12 @@ impl Plan {
         devices
     }
 
+    /// The other devices of the machine, in its order: the plan leaves them without work.
+    pub fn idle_devices(&self) -> Vec<DeviceId> {
+        let busy = self.devices();
+        self.hardware.devices().ids().filter(|id| !busy.contains(id)).collect()
+    }
+
     /// The peak of each memory: the counted footprint, or the simulated peak if that is higher. It
     /// is higher where the footprint does not know the order of the system and counts only the
     /// certain part.

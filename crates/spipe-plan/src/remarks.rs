@@ -12,7 +12,10 @@
 //!   could be merged; or a boundary takes longer to copy than its stages take to compute.
 
 use crate::{Context, Placement, Plan, Stage};
-use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId, readable::percent};
+use spipe_base::{
+    Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId,
+    readable::{percent, ranges},
+};
 use spipe_cost::{BaseFormat, DataShape, Formats, Mode, Optimizer, Source, Workload};
 use spipe_hardware::Device;
 use spipe_model::{LayerKind, Precision};
@@ -99,11 +102,11 @@ const STARVES: f64 = 1.25;
 pub fn precision_remark(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
     let wanted = context.workload().precision;
     let wider = |device: &DeviceId| !context.is_cpu(*device) && context.cost.storage(*device) != wanted;
-    let devices: Vec<DeviceId> = placement.devices().into_iter().filter(wider).collect();
+    let devices: Vec<DeviceId> = placement.computing().into_iter().filter(wider).collect();
     let stored = context.cost.storage(*devices.first()?);
-    let names: Vec<String> =
-        devices.iter().map(|device| format!("`{}`", context.hardware.devices()[*device].name)).collect();
-    let message = format!("{}: the profile has no rate for {wanted}, so {stored} is used instead", names.join(", "));
+    let names = ranges(devices.iter().map(|device| context.hardware.devices()[*device].name.as_str()));
+    let message =
+        format!("`{}`: the profile has no rate for {wanted}, so {stored} is used instead", names.join("`, `"));
     Some(
         Diagnostic::warning(message)
             .hint("choose another type with `option precision`, or add the rate to the profile"),

@@ -24,7 +24,7 @@ struct Claim {
     /// Systems to try if the claim does not fit.
     #[serde(default)]
     instead: Vec<String>,
-    published: Published,
+    published: PublishedRate,
 }
 
 #[derive(Deserialize)]
@@ -40,7 +40,7 @@ struct Placed {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Published {
+struct PublishedRate {
     tokens_per_second: f64,
 }
 

@@ -37,7 +37,7 @@ mod superpipeline;
 mod zero_bubble;
 
 pub use plots::pictures;
-pub use reproduction::{Cell, Picture, Place, Reproduction};
+pub use reproduction::{Cell, FigurePlace, Picture, Reproduction};
 pub use rows::table_of;
 pub use source::{Library, Source};
 

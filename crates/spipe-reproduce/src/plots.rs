@@ -1,7 +1,7 @@
 //! Pictures of tables: predicted lines through published points, or predicted against published
 //! figures.
 
-use crate::reproduction::{Cell, Picture, Place, Reproduction};
+use crate::reproduction::{Cell, FigurePlace, Picture, Reproduction};
 use spipe_timeline::{Axis, Plot, Scale, Series};
 
 /// The pictures of a reproduction; none for a table without any.
@@ -81,7 +81,7 @@ fn series<'a>(all: &'a mut Vec<Series>, name: &str) -> &'a mut Series {
 fn curves(made: &Reproduction, column: &str, (title, x, y): (&str, &str, &str), factor: f64) -> Vec<Picture> {
     let mut pictures: Vec<Picture> = Vec::new();
     for cell in of_column(made, column) {
-        let Some(Place { picture, series: name, x: Some(at) }) = &cell.place else { continue };
+        let Some(FigurePlace { picture, series: name, x: Some(at) }) = &cell.place else { continue };
         let index = pictures.iter().position(|other| other.name == *picture).unwrap_or_else(|| {
             let title = if picture.is_empty() { title.to_owned() } else { format!("{title}: {picture}") };
             let plot = Plot {
@@ -165,7 +165,7 @@ fn gains(made: &Reproduction) -> Option<Picture> {
 fn needs(made: &Reproduction) -> Picture {
     let mut all = Vec::new();
     for cell in &made.cells {
-        let (Some(Place { series: name, x: Some(usable), .. }), Some(needed)) = (&cell.place, cell.ours) else {
+        let (Some(FigurePlace { series: name, x: Some(usable), .. }), Some(needed)) = (&cell.place, cell.ours) else {
             continue;
         };
         series(&mut all, name).points.push((*usable, needed));

@@ -15,7 +15,7 @@ pub struct Picture {
 
 /// The place of a figure in pictures.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct FigurePlace {
     /// The picture, where a table has several of a kind; otherwise empty.
     pub picture: String,
     /// The series of the picture.
@@ -47,7 +47,7 @@ pub struct Cell {
     pub note: Option<String>,
     /// Its place in pictures.
     #[serde(skip)]
-    pub place: Option<Place>,
+    pub place: Option<FigurePlace>,
 }
 
 impl Cell {
@@ -89,7 +89,7 @@ impl Cell {
 
     /// The same with its place in pictures.
     pub fn at(self, picture: impl Into<String>, series: impl Into<String>, x: Option<f64>) -> Self {
-        Self { place: Some(Place { picture: picture.into(), series: series.into(), x }), ..self }
+        Self { place: Some(FigurePlace { picture: picture.into(), series: series.into(), x }), ..self }
     }
 
     /// The cell as a row of text, under [`Reproduction::HEADINGS`].

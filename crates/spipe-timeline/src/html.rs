@@ -119,7 +119,7 @@ struct MemoryEntry {
 
 impl Page {
     fn of(scene: &Scene) -> Self {
-        let (causes, data) = (causes(scene), Data::of(scene));
+        let (causes, data) = (causes(scene), ChartData::of(scene));
         let lanes = scene.rows.iter().flat_map(|row| scene.lanes(row).map(move |(_, track, lane)| (row, track, lane)));
         let rows = lanes.map(|(row, track, lane)| lane_entry(row, track, lane, &causes)).collect();
         let curves = scene.memories.iter().flat_map(|row| row.curves.iter().zip(&scene.tracks));
@@ -144,7 +144,7 @@ impl Page {
 }
 
 /// Says which traces are drawn as columns.
-fn in_columns(scene: &Scene, data: &Data) -> Vec<String> {
+fn in_columns(scene: &Scene, data: &ChartData) -> Vec<String> {
     let drawn = scene.tracks.iter().zip(&data.tracks);
     let line = |(track, data): (&Track, &TrackData)| {
         let columns = data.columns.as_ref()?;
@@ -215,7 +215,7 @@ fn memory_entry(curve: &MemoryTrack, track: &Track) -> MemoryEntry {
 
 /// The data of the script.
 #[derive(Serialize)]
-struct Data {
+struct ChartData {
     end: u64,
     families: Vec<FamilyData>,
     kinds: Vec<KindData>,
@@ -302,7 +302,7 @@ struct TrackData {
     columns: Option<Columns>,
 }
 
-impl Data {
+impl ChartData {
     fn of(scene: &Scene) -> Self {
         let mut layers = Table::default();
         let tracks = (0..scene.tracks.len()).map(|index| TrackData::of(scene, index, &mut layers)).collect();

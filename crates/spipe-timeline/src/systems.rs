@@ -74,7 +74,7 @@ struct Page<'p> {
     title: String,
     notes: Vec<String>,
     headings: &'p [String],
-    rows: Vec<Row<'p>>,
+    rows: Vec<RowData<'p>>,
     charts: Vec<Chart>,
     legend: Vec<Entry>,
     ticks: Vec<Tick>,
@@ -85,7 +85,7 @@ struct Page<'p> {
 }
 
 #[derive(Serialize)]
-struct Row<'p> {
+struct RowData<'p> {
     name: String,
     cells: &'p [SystemCell],
     reason: Option<String>,
@@ -156,7 +156,7 @@ impl<'p> Page<'p> {
         let mut rows = Vec::new();
         for (index, row) in systems.rows.iter().enumerate() {
             let chart = row.trace.map(|trace| chart((index, row), trace, (end, &mut shown)));
-            rows.push(Row {
+            rows.push(RowData {
                 name: clean(&row.name),
                 cells: &row.cells,
                 reason: row.reason.as_deref().map(clean),

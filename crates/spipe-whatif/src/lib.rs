@@ -29,11 +29,11 @@ pub use job::{
     VaryFile, schema,
 };
 pub use rank::{
-    Bottleneck, Change, CountsData, Efforts, End, Infeasible, NOISE, Ranking, Row, Swing, Table, Tornado, Turn,
-    change_of, neighbours, rank,
+    Baseline, Bottleneck, Change, CountsData, Efforts, End, Estimate, Infeasible, NOISE, Ranking, Row, Swing, Table,
+    Tornado, Turn, change_of, neighbours, rank,
 };
 pub use run::{Answer, Counts, Figures, Judge, Planned, Plans, Question, Run, Shard};
 pub use search::run;
-pub use state::{MergeError, Setup, State, merge};
+pub use state::{MergeError, OldState, Setup, State, merge};
 pub use sweep::{Candidate, Skipped, Sweep, sweep, sweep_of};
 pub use validated::UNFITTED_ERROR;

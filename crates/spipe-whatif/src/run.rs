@@ -14,10 +14,8 @@ pub struct Planned {
     pub tokens_per_second: f64,
     /// The predicted iteration.
     pub iteration_ms: f64,
-    /// The system of the plan; `data-parallel` for the closed form.
+    /// The system of the plan.
     pub system: String,
-    /// Whether it is a closed form, not a simulated plan.
-    pub closed_form: bool,
     /// (iteration − bound) ÷ iteration, if there is a bound.
     pub gap: Option<f64>,
     /// The busy share of each lane of the machine.
@@ -151,6 +149,21 @@ impl Figures {
         };
         let rates: Vec<(f64, f64, f64)> = answers.iter().map(rate).collect::<Option<_>>()?;
         Some(Self::of(job, candidate, &rates))
+    }
+
+    /// Returns the energy in kWh.
+    pub fn kwh(&self) -> f64 {
+        self.watts * self.hours / 1000.0
+    }
+
+    /// Returns the typical cost of a million tokens.
+    pub fn cost_per_million_tokens(&self) -> f64 {
+        self.cost.typical / (self.tokens_per_second * self.hours * 3600.0) * 1e6
+    }
+
+    /// Returns whether every training ends before the deadline; `None` without a deadline.
+    pub fn meets_deadline(&self, job: &Job) -> Option<bool> {
+        job.deadline().map(|deadline| self.longest <= deadline)
     }
 
     /// Returns the key by which machines rank: those that miss the deadline come last, by time.

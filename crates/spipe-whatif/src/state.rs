@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 use spipe_market::Date;
 use std::collections::BTreeSet;
 
-/// The version of the file format.
-const FORMAT_VERSION: u32 = 1;
+/// The version of the file format. Files of version 1 may have closed forms among their plans.
+const FORMAT_VERSION: u32 = 2;
 
 /// The subject of a sweep: parts of one sweep agree in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -40,6 +40,13 @@ pub struct State {
     pub counts: Counts,
     /// The plans by key of machine.
     pub plans: Plans,
+}
+
+/// The refusal of a file of another version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("its plans have format version {found}, and version {FORMAT_VERSION} is read")]
+pub struct OldState {
+    found: u32,
 }
 
 /// The reason why files are no whole sweep.
@@ -81,6 +88,17 @@ impl State {
     /// Creates the state of a run.
     pub const fn new(setup: Setup, shard: Shard, counts: Counts, plans: Plans) -> Self {
         Self { format_version: FORMAT_VERSION, setup, shard, counts, plans }
+    }
+
+    /// Refuses plans of another version.
+    ///
+    /// # Errors
+    /// The version of the file is not [`State::new`]'s.
+    pub const fn check(&self) -> Result<(), OldState> {
+        match self.format_version {
+            FORMAT_VERSION => Ok(()),
+            found => Err(OldState { found }),
+        }
     }
 }
 

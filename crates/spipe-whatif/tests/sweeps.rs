@@ -41,7 +41,6 @@ impl Judge for Formula {
             tokens_per_second: rate,
             iteration_ms: 1.0,
             system: "formula".into(),
-            closed_form: true,
             gap: None,
             shares: BTreeMap::from([("gpu0.compute".into(), reached)]),
             gpu_share: reached,
@@ -292,6 +291,9 @@ fn parts_of_another_sweep_are_refused() {
     let state = part(1, 1).1;
     let json = serde_json::to_string(&state).unwrap();
     assert_eq!(serde_json::from_str::<State>(&json).unwrap(), state);
+    assert_eq!(state.check(), Ok(()));
+    let old = State { format_version: 1, ..state }.check().unwrap_err();
+    assert_eq!(old.to_string(), "its plans have format version 1, and version 2 is read");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The arguments of `spipe compare-systems`.
 
-use super::{Data, Training};
+use super::{DataOptions, Training};
 use clap::Args as Group;
 use spipe_base::Seconds;
 use spipe_cost::{ClipNorm, Mode, Optimizer};
@@ -41,7 +41,7 @@ pub struct CompareSystems {
     pub training: Training,
     /// The shape of the data
     #[command(flatten)]
-    pub shape: Data,
+    pub shape: DataOptions,
     /// A hardware profile, or the name of a shipped one
     #[arg(long)]
     pub hardware: String,
@@ -53,7 +53,7 @@ pub struct CompareSystems {
     /// megatron, deepspeed) or a file; spipe if not given
     #[arg(long)]
     pub runtime: Option<String>,
-    /// The systems to compare, separated by commas; all, and plain data parallelism, if not given
+    /// The systems to compare, separated by commas; all, and the baseline `data-parallel`, if not given
     #[arg(long, value_delimiter = ',')]
     pub system: Vec<String>,
     /// Time to search the plan of each system

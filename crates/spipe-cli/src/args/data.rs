@@ -6,7 +6,7 @@ use spipe_model::Operations;
 
 /// The shape of the data, and operations that are recomputed.
 #[derive(Debug, Default, Group)]
-pub struct Data {
+pub struct DataOptions {
     /// Join documents, so that sequences are full; with --lengths, attention stays within documents
     #[arg(long)]
     pub packing: bool,

@@ -21,7 +21,7 @@ mod training;
 mod whatif;
 
 pub use compare_systems::CompareSystems;
-pub use data::Data;
+pub use data::DataOptions;
 pub use devices::Devices;
 pub use export::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch};
 pub use fit::Fit;
@@ -105,7 +105,7 @@ pub enum Command {
     Plan(Box<Plan>),
     /// Rank composed machines for a job: what to buy
     Whatif(Box<Whatif>),
-    /// Predict tensor and data parallelism, in closed form
+    /// Estimate the baselines, tensor and data parallelism in closed form
     #[command(subcommand)]
     Baseline(Baseline),
     /// Plan and predict every system on one model and machine, side by side

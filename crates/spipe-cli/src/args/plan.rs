@@ -1,6 +1,6 @@
 //! The arguments of `spipe plan` and `spipe baseline`.
 
-use super::{Data, Devices, Training};
+use super::{DataOptions, Devices, Training};
 use clap::{Args as Group, Subcommand, ValueEnum};
 use serde::Serialize;
 use spipe_base::Seconds;
@@ -64,7 +64,7 @@ pub struct Plan {
     pub training: Training,
     /// The shape of the data
     #[command(flatten)]
-    pub shape: Data,
+    pub shape: DataOptions,
     /// A hardware profile, or the name of a shipped one
     #[arg(long, required_unless_present = "improve")]
     pub hardware: Option<String>,
@@ -149,7 +149,7 @@ impl From<EffortChoice> for Effort {
 /// The baselines of pipelines.
 #[derive(Debug, Subcommand)]
 pub enum Baseline {
-    /// Tensor and data parallelism over the GPUs of a machine
+    /// The baseline of tensor and data parallelism over the GPUs of a machine
     TensorData(TensorData),
 }
 
@@ -185,7 +185,7 @@ pub struct TensorData {
     pub training: Training,
     /// The shape of the data
     #[command(flatten)]
-    pub shape: Data,
+    pub shape: DataOptions,
     /// A hardware profile, or the name of a shipped one
     #[arg(long)]
     pub hardware: String,

@@ -88,7 +88,7 @@ pub struct WhatifSweep {
     pub precision: Option<Precision>,
     /// The shape of the data, and what is recomputed
     #[command(flatten)]
-    pub data: super::Data,
+    pub data: super::DataOptions,
     /// Parts that vary, as KEY=VALUE,VALUE with the keys gpu, gpus, platform, dram, nvme, bridge and condition; may be repeated
     #[arg(long)]
     pub vary: Vec<String>,

@@ -53,9 +53,10 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
         bar.finish_and_clear();
         result?
     };
-    for skipped in calibration.devices.iter().flat_map(|device| &device.skipped) {
-        output::talk(&format!("warning: not measured: {skipped}"));
-    }
+    let skipped = calibration.devices.iter().flat_map(|device| &device.skipped);
+    let skipped: Vec<Diagnostic> =
+        skipped.map(|skipped| Diagnostic::warning(format!("not measured: {skipped}"))).collect();
+    output::warn(&skipped);
     let emulated = calibration.devices.iter().filter(|device| device.executor.is_emulated());
     let slowest = emulated.map(|device| device.copy_rate).min();
     let link = slowest.map_or(request.link, |slowest| request.link.min(slowest * HEADROOM));

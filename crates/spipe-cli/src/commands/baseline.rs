@@ -1,4 +1,4 @@
-//! `spipe baseline`: time and memory of a model under tensor and data parallelism, in closed form.
+//! `spipe baseline`: time and memory of a model under tensor and data parallelism, estimated by a closed form.
 
 use crate::{
     Failure, args,
@@ -33,7 +33,7 @@ fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result
         .options_if(what.mode != Mode::Train, &["optimizer", "recompute"], "in inference", "leave it out")
         .options_if(!attends(&model), &["materialised-attention"], "to a model without known attention", "leave it out")
         .refuse()?;
-    args::Data::idle(given, (&model, what.mode))?;
+    args::DataOptions::idle(given, (&model, what.mode))?;
     let (priced, refused) = tensor_data::priced(what, (&model, &hardware))?;
     let Some(best) = best(&priced) else {
         let reason =
@@ -57,7 +57,7 @@ fn tensor_data(what: &args::TensorData, given: &Given, format: Format) -> Result
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data<'a> {
+struct BaselineOutput<'a> {
     format_version: u32,
     status: &'static str,
     model: &'a str,
@@ -94,7 +94,7 @@ const fn name(recompute: Recompute) -> &'static str {
     }
 }
 
-fn data<'a>((model, hardware): (&'a Model, &'a Hardware), priced: &[Priced], best: usize) -> Data<'a> {
+fn data<'a>((model, hardware): (&'a Model, &'a Hardware), priced: &[Priced], best: usize) -> BaselineOutput<'a> {
     let configuration = |priced: &Priced| {
         let cost = &priced.cost;
         Configuration {
@@ -113,7 +113,7 @@ fn data<'a>((model, hardware): (&'a Model, &'a Hardware), priced: &[Priced], bes
             usable_bytes: cost.usable,
         }
     };
-    Data {
+    BaselineOutput {
         format_version: 1,
         status: if priced[best].cost.fits() { "ok" } else { "out-of-memory" },
         model: model.name(),
@@ -168,7 +168,7 @@ fn human(runtime: &str, priced: &[Priced], best: usize) -> String {
     }
     let usable = priced[best].cost.usable;
     format!(
-        "{rows}\n\nTimes are in ms, without overlap: compute, all-reduces in layers, all-reduce of gradients and optimizer add up. Each \
+        "{rows}\n\nA baseline: estimates of a closed form, without plan, trace or export. Times are in ms, without overlap: compute, all-reduces in layers, all-reduce of gradients and optimizer add up. Each \
          GPU has {usable} under the runtime `{runtime}`.\n"
     )
 }

@@ -43,9 +43,7 @@ fn export(what: &ExportFolder, make: &dyn Fn(&Plan) -> Result<Folder, Faults>) -
         return Err(Faults::from(fault).into());
     }
     let folder = make(&plan)?;
-    for warning in folder.warnings.iter() {
-        output::talk(&warning.to_string());
-    }
+    output::warn(folder.warnings.iter());
     let extras = Extras {
         weights: what.weights.as_deref(),
         draws_weights: what.initial_weights,

@@ -158,9 +158,8 @@ fn talk_about(plan: &Plan) {
         spipe_plan::estimate_remark(&context),
         spipe_plan::prompt_remark(plan),
     ];
-    for remark in remarks.into_iter().flatten().chain(spipe_plan::fullness_remarks(plan)) {
-        output::talk(&remark.to_string());
-    }
+    let full = spipe_plan::fullness_remarks(plan);
+    output::warn(remarks.iter().flatten().chain(&full));
 }
 
 /// The part of the time limit that the Pareto front may take in addition.

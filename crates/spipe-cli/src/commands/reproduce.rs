@@ -15,7 +15,7 @@ use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
 use spipe_reproduce::{
     Library, Picture, Reproduction, Source, TABLES, Table,
-    matrix::{self, Answer, Question, Row},
+    matrix::{self, Answer, MatrixRow, Question},
     pictures, runs, table_of,
 };
 use spipe_search::{Found, Request, SearchError, search};
@@ -163,7 +163,7 @@ fn planner(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
     for (machine, _) in spipe_hardware::shipped() {
         let hardware = input::hardware(machine)?;
         let models = spipe_model::shipped().par_iter();
-        let more: Result<Vec<Row>, Failure> =
+        let more: Result<Vec<MatrixRow>, Failure> =
             models.map(|(model, _)| matrix::row(&input::model(model)?, (machine, &hardware), answer)).collect();
         rows.extend(more?);
         text = matrix::markdown(&rows);
@@ -172,7 +172,7 @@ fn planner(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
         output::talk(&format!("{machine}: done"));
     }
     output::report(format, &text, &rows)?;
-    match rows.iter().find_map(Row::beaten) {
+    match rows.iter().find_map(MatrixRow::beaten) {
         None => Ok(()),
         Some((model, machine)) => {
             Err(Failure::Check(Diagnostic::error(format!("a baseline beats the plan of `{model}` on `{machine}`"))))

@@ -37,9 +37,7 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
         simulate(&program, &options)
     };
     let remarks = remarks(&plan, &simulation.trace);
-    for remark in &remarks {
-        output::talk(&remark.to_string());
-    }
+    output::warn(&remarks);
     let to_stdout = matches!(target, Some(Target::Stdout));
     if let Some(target) = target {
         target.write_with(|out| spipe_trace::write_json(&simulation.trace, out))?;
@@ -87,7 +85,7 @@ fn explained(
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data {
+struct SimulationOutput {
     format_version: u32,
     status: &'static str,
     runtime: String,
@@ -110,13 +108,13 @@ struct Remark {
     hint: Option<String>,
 }
 
-fn data((plan, simulation): (&Plan, &Simulation), actions: usize, remarks: &[Diagnostic]) -> Data {
+fn data((plan, simulation): (&Plan, &Simulation), actions: usize, remarks: &[Diagnostic]) -> SimulationOutput {
     let trace = &simulation.trace;
     let metrics = Metrics::of(trace);
     let causes = |causes: &BTreeMap<spipe_base::IdleCause, SimTime>| {
         causes.iter().map(|(cause, time)| (cause.name(), time.to_ms())).collect()
     };
-    Data {
+    SimulationOutput {
         format_version: 1,
         status: match trace.status {
             Status::Ok => "ok",

@@ -28,7 +28,7 @@ pub fn run(what: &args::Trace, format: Format) -> Result<(), Failure> {
         return Ok(());
     }
     let metrics = Metrics::of(&imported.trace);
-    let data = Data {
+    let data = TraceOutput {
         format_version: 1,
         iteration_ms: metrics.iteration.to_ms(),
         bubble_fraction: metrics.bubble_fraction,
@@ -40,7 +40,7 @@ pub fn run(what: &args::Trace, format: Format) -> Result<(), Failure> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data<'a> {
+struct TraceOutput<'a> {
     format_version: u32,
     iteration_ms: f64,
     bubble_fraction: f64,

@@ -8,7 +8,7 @@ use std::path::Path;
 /// The options that describe sequences.
 const SHAPES: [&str; 4] = ["packing", "bucketing", "padding", "lengths"];
 
-impl args::Data {
+impl args::DataOptions {
     /// `template` with the data and the recomputed operations that were asked for.
     pub fn shape(&self, template: Workload) -> Result<Workload, Failure> {
         let data = self.over(DataShape::PLAIN)?;

@@ -144,7 +144,7 @@ pub fn idle(what: &args::Plan, given: &Given, (task, systems): (&Task, &[System]
         return Err(Failure::argument("a pin of the microbatch does nothing when it is solved for", "drop the pin"));
     }
     if task.start.is_none() {
-        args::Data::idle(given, (&task.model, task.template.mode))?;
+        args::DataOptions::idle(given, (&task.model, task.template.mode))?;
     }
     let solved = "when it is solved for";
     Idle::among(given)

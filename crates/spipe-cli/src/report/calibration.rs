@@ -8,7 +8,7 @@ use spipe_exec::{Calibration, Copies, Executor};
 /// A measurement for programs.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Data {
+pub struct CalibrationOutput {
     format_version: u32,
     took_ms: f64,
     devices: Vec<Device>,
@@ -44,7 +44,7 @@ impl Link {
 }
 
 /// The measurement for programs. `name` names the devices.
-pub fn data(calibration: &Calibration, name: &dyn Fn(&Executor) -> String) -> Data {
+pub fn data(calibration: &Calibration, name: &dyn Fn(&Executor) -> String) -> CalibrationOutput {
     let devices = calibration.devices.iter().map(|device| Device {
         executor: name(&device.executor),
         matmul_flops_per_second: device.best_rate(DataType::F32).map_or(0.0, FlopsPerSecond::get),
@@ -55,7 +55,7 @@ pub fn data(calibration: &Calibration, name: &dyn Fn(&Executor) -> String) -> Da
         launch_floor_us: device.launch_floor.get() * 1e6,
         spread: device.spread,
     });
-    Data { format_version: 1, took_ms: calibration.took.as_secs_f64() * 1e3, devices: devices.collect() }
+    CalibrationOutput { format_version: 1, took_ms: calibration.took.as_secs_f64() * 1e3, devices: devices.collect() }
 }
 
 /// The measured devices, copies, and layers on each device, as tables.

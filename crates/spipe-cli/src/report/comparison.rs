@@ -1,15 +1,15 @@
 //! A predicted beside a measured trace.
 
-use crate::tables::table;
+use crate::tables::{Named, fold, table};
 use serde::Serialize;
-use spipe_base::readable::signed_percent;
+use spipe_base::readable::{numbered, signed_percent};
 use spipe_trace::{Comparison, Difference};
 use std::collections::BTreeMap;
 
 /// A comparison for programs.
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Data {
+pub struct ComparisonOutput {
     format_version: u32,
     iteration_error: Option<f64>,
     predicted_ms: f64,
@@ -39,8 +39,8 @@ impl From<&Difference> for Row {
 }
 
 /// The comparison as data.
-pub fn data(comparison: &Comparison) -> Data {
-    Data {
+pub fn data(comparison: &Comparison) -> ComparisonOutput {
+    ComparisonOutput {
         format_version: 1,
         iteration_error: comparison.iteration.error(),
         predicted_ms: comparison.iteration.predicted.to_ms(),
@@ -51,19 +51,28 @@ pub fn data(comparison: &Comparison) -> Data {
     }
 }
 
+/// Lanes in the order of their devices' numbers, not of their letters: `gpu10` follows `gpu9`.
+fn by_device(lanes: &BTreeMap<String, Difference>) -> Vec<(&String, &Difference)> {
+    let mut all: Vec<(&String, &Difference)> = lanes.iter().collect();
+    all.sort_by_key(|&(lane, _)| numbered(lane).unwrap_or((lane, 0, "")));
+    all
+}
+
 /// The comparison as a table: the iteration, then each lane's and each kind's busy time.
 pub fn human(comparison: &Comparison) -> String {
     let mut rows = table(&["", "predicted", "measured", "error"], &[1, 2, 3]);
-    let mut add = |name: String, difference: &Difference| {
+    let row = |name: String, difference: &Difference| {
         let error = difference.error().map_or_else(|| "–".into(), signed_percent);
-        rows.add_row(vec![name, format!("{:.3}", difference.predicted), format!("{:.3}", difference.measured), error]);
+        let (predicted, measured) = (difference.predicted, difference.measured);
+        Named { name, cells: vec![format!("{predicted:.3}"), format!("{measured:.3}"), error] }
     };
-    add("iteration".into(), &comparison.iteration);
-    for (lane, difference) in &comparison.by_lane {
-        add(format!("lane {lane}"), difference);
-    }
-    for (kind, difference) in &comparison.by_kind {
-        add(format!("all {kind}"), difference);
+    let lanes = by_device(&comparison.by_lane);
+    let lanes = lanes.into_iter().map(|(lane, difference)| row(lane.clone(), difference));
+    let lanes = fold(lanes).into_iter().map(|lane| Named { name: format!("lane {}", lane.name), ..lane });
+    let kinds = comparison.by_kind.iter().map(|(kind, difference)| row(format!("all {kind}"), difference));
+    for Named { name, cells } in [row("iteration".into(), &comparison.iteration)].into_iter().chain(lanes).chain(kinds)
+    {
+        rows.add_row([vec![name], cells].concat());
     }
     let notes: Vec<String> = comparison.notes.iter().map(|note| format!("note: {note}\n")).collect();
     format!("{rows}\n{}", notes.concat())

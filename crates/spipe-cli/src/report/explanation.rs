@@ -1,6 +1,6 @@
 //! An explanation of an iteration in words.
 
-use spipe_base::readable::percent;
+use spipe_base::readable::{few, percent};
 use spipe_trace::{Explanation, Piece, Wait};
 use std::fmt::Write;
 
@@ -54,7 +54,7 @@ pub fn human(explanation: &Explanation, iteration_ms: f64) -> String {
             pitfall.name,
             milliseconds(pitfall.cost_ms),
             pitfall.words,
-            pitfall.place
+            few(pitfall.place.split(", "))
         );
     }
     text

@@ -4,10 +4,10 @@ use super::{sensitivity, stages};
 use crate::tables::table;
 use spipe_base::{
     SimTime,
-    readable::{per_second, percent},
+    readable::{per_second, percent, ranges},
 };
 use spipe_cost::Workload;
-use spipe_plan::{ExpectedError, Layout, OutcomeStatus, System};
+use spipe_plan::{ExpectedError, Layout, OutcomeStatus, Plan, System};
 use spipe_planner::{Effort, LARGEST_HEAD_START, Solution};
 use spipe_search::{Ended, Found, questions::Least};
 
@@ -20,8 +20,9 @@ pub fn human(found: &Found, (front, least): (&str, &[Least]), output: Option<&st
     let layout = Layout::of(&found.plan.context(), found.plan.placement());
     let layout = layout.map(|layout| format!("Megatron's `--pipeline-model-parallel-layout`: {layout}\n"));
     format!(
-        "{}\n{}{}{front}{}\n{}{gains}{}{}\n",
+        "{}\n{}{}{}{front}{}\n{}{gains}{}{}\n",
         stages::human(&found.plan, least),
+        idle(&found.plan),
         layout.unwrap_or_default(),
         considered(&found.solution),
         proof(found),
@@ -29,6 +30,13 @@ pub fn human(found: &Found, (front, least): (&str, &[Least]), output: Option<&st
         written.unwrap_or_default(),
         ended(found.ended),
     )
+}
+
+/// The devices that the plan leaves without work, in one line.
+fn idle(plan: &Plan) -> String {
+    let devices = plan.context().hardware.devices();
+    let idle = ranges(plan.idle_devices().into_iter().map(|id| devices[id].name.as_str()));
+    if idle.is_empty() { String::new() } else { format!("idle: {}\n", idle.join(", ")) }
 }
 
 /// The error that measured runs of the plan's class had.

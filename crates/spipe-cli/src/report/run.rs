@@ -3,7 +3,7 @@
 use super::trace;
 use crate::{
     running::{outputs, tokenizer::Encoding},
-    tables::table,
+    tables::{Named, table},
 };
 use spipe_base::{Bytes, readable::percent};
 use spipe_exec::Report;
@@ -16,14 +16,10 @@ pub fn human(report: &Report, encoding: &Encoding) -> String {
     text += &outputs::human(report, encoding);
     let _ = writeln!(text, "Loss by step: {}\n", losses.join(" "));
     let mut memories = table(&["memory", "planned", "held", "capacity"], &[1, 2, 3]);
-    for memory in &report.memories {
-        memories.add_row(vec![
-            memory.name.clone(),
-            memory.planned.to_string(),
-            memory.held.to_string(),
-            memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string()),
-        ]);
-    }
+    memories.add_folded(report.memories.iter().map(|memory| {
+        let capacity = memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string());
+        Named { name: memory.name.clone(), cells: vec![memory.planned.to_string(), memory.held.to_string(), capacity] }
+    }));
     let reserved = report.memories.iter().filter_map(|memory| Some((memory, memory.reserved?)));
     let reserved: String =
         reserved.map(|(memory, bytes)| format!("\nThe allocator of {} has reserved {bytes}.", memory.name)).collect();

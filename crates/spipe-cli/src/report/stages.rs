@@ -5,13 +5,14 @@
 //! | `s1..s23` | consecutive stages |
 //! | `s1, s5 … s29` | every fourth stage |
 //! | `23 × 1` | 23 stages of one layer each |
+//! | `gpu0..gpu63` | equal stages of consecutive devices, or equal memories |
 //!
-//! Parameters and bytes are those of all stages of a row.
+//! Parameters and bytes are those of all stages of a row on one device, and of each stage of a row of several devices.
 
-use crate::tables::table;
+use crate::tables::{Named, table};
 use spipe_base::{
     DeviceId, LayerId, StageId,
-    readable::{count, percent},
+    readable::{count, follows, percent, range},
 };
 use spipe_plan::{Context, Footprint, GradientsLeave, Knob, Plan, Stage, StageFootprint, Weights, footprint};
 use spipe_search::questions::Least;
@@ -43,19 +44,19 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
     headings.extend((!least.is_empty()).then_some(["least size", "iteration then"]).into_iter().flatten());
     let right: Vec<usize> = (1..headings.len()).collect();
     let mut memories = table(&headings, &right);
-    for (id, needed) in plan.peaks() {
+    memories.add_folded(plan.peaks().into_iter().map(|(id, needed)| {
         let memory = &context.hardware.memories()[id];
         let usable = memory.usable();
         let filled = percent(needed.as_f64() / usable.as_f64().max(1.0));
-        let mut row = vec![memory.name.clone(), needed.to_string(), usable.to_string(), filled];
+        let mut cells = vec![needed.to_string(), usable.to_string(), filled];
         if let Some(least) = least.iter().find(|least| least.memory == id) {
             // Like the other columns without the reserved part, and never above what the plan fills.
             let size = least.found.saturating_sub(least.reserved).min(needed);
-            row.push(if least.capacity.is_some() { size.to_string() } else { format!("at most {size}") });
-            row.push(format!("{:.3}", least.iteration));
+            cells.push(if least.capacity.is_some() { size.to_string() } else { format!("at most {size}") });
+            cells.push(format!("{:.3}", least.iteration));
         }
-        memories.add_row(row);
-    }
+        Named { name: memory.name.clone(), cells }
+    }));
     let head_start = match Knob::HeadStart.of(placement) {
         None | Some(0) => String::new(),
         Some(more) => format!(" with a head start of {more}"),
@@ -132,20 +133,19 @@ fn stages(
     let right: Vec<usize> = (headings.len()..headings.len() + 3).collect();
     headings.extend(["state", "other", "memory"]);
     let mut rows = table(&headings, &right);
-    for run in runs(&kinds, stages) {
+    let runs = across_devices(runs(&kinds, stages), &kinds, context);
+    for run in &runs {
         let kind = &kinds[run[0]];
         let device = &context.hardware.devices()[kind.stage.lead()];
         let memory = |id| context.hardware.memories()[id].name.clone();
-        let times = run.len() as u64;
-        let here = match sharing {
-            [_, .., last] => format!("{}..{}", device.name, context.hardware.devices()[*last].name),
-            _ => device.name.clone(),
-        };
+        let times = if has_devices(run, &kinds) { 1 } else { run.len() as u64 };
+        let last = sharing.last().copied().unwrap_or(kinds[run[run.len() - 1]].stage.lead());
+        let here = range(&device.name, &context.hardware.devices()[last].name);
         let mut row = vec![
-            listed(&run, |index| format!("{letter}{index}")),
+            listed(run, |index| format!("{letter}{index}")),
             if device.emulated { format!("{here} (emulated)") } else { here.clone() },
-            layers(&run, stages),
-            recomputed(&run, stages),
+            layers(run, stages),
+            recomputed(run, stages),
         ];
         row.extend(stepped.then(|| match context.steps(&kind.stage) {
             _ if !kind.trained => "not trained".into(),
@@ -173,7 +173,45 @@ fn stages(
         ]);
         rows.add_row(row);
     }
-    rows.to_string()
+    let of_each = if runs.iter().any(|run| has_devices(run, &kinds)) { OF_EACH } else { "" };
+    format!("{rows}{of_each}")
+}
+
+/// The remark under tables with a row of several devices.
+const OF_EACH: &str = "\n\nA row of several devices has the figures of each.";
+
+/// Whether the stages of a run are on several devices.
+fn has_devices(run: &[usize], kinds: &[Kind]) -> bool {
+    run.iter().any(|index| kinds[*index].stage.team != kinds[run[0]].stage.team)
+}
+
+/// Joins the runs of one stage whose stages differ in their devices alone, which are consecutive.
+fn across_devices(runs: Vec<Vec<usize>>, kinds: &[Kind], context: &Context<'_>) -> Vec<Vec<usize>> {
+    let device = |index: usize| &context.hardware.devices()[kinds[index].stage.lead()];
+    let steps = |index: usize| {
+        let stage = &kinds[index].stage;
+        Some(context.steps(stage)).filter(|steps| *steps != stage.lead())
+    };
+    let alike = |one: usize, other: usize| {
+        let moved = Kind { stage: Stage { team: kinds[one].stage.team, ..kinds[other].stage }, ..kinds[other].clone() };
+        moved == kinds[one]
+            && follows(&device(one).name, &device(other).name)
+            && device(one).emulated == device(other).emulated
+            && steps(one) == steps(other)
+    };
+    let mut joined: Vec<Vec<usize>> = Vec::new();
+    for run in runs {
+        match (joined.last_mut(), run.as_slice()) {
+            (Some(before), [next])
+                if (before.len() == 1 || has_devices(before, kinds))
+                    && before.last().is_some_and(|last| last + 1 == *next && alike(*last, *next)) =>
+            {
+                before.push(*next);
+            }
+            _ => joined.push(run),
+        }
+    }
+    joined
 }
 
 /// Runs of equal stages, by index: consecutive ones, or stages at equal distances whose layers are

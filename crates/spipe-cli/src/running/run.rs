@@ -6,6 +6,7 @@ use super::{
     tokenizer::Encoding,
 };
 use crate::{Failure, args::Format, output};
+use spipe_base::Diagnostic;
 use spipe_exec::{Binding, Data, Options, Report, Schedule, StepSettings};
 use spipe_model::{Attention, LayerKind};
 use spipe_plan::Plan;
@@ -52,9 +53,7 @@ impl Run<'_> {
 
     /// Ends a run that is done: writes its weights, if they were asked for.
     pub fn conclude(&self, format: Format) -> Result<(), Failure> {
-        for warning in spipe_exec::save_weights(self.plan, self.data, &self.options())? {
-            output::talk(&format!("warning: {warning}"));
-        }
+        warn(&spipe_exec::save_weights(self.plan, self.data, &self.options())?);
         self.persistence.copy_companions()?;
         output::talk(&format!("nothing is left to do: the checkpoint is after all {} steps", self.steps));
         progress::nothing_left(self.steps, format)
@@ -81,12 +80,16 @@ pub fn execute(run: &Run<'_>, format: Format) -> Result<Report, Failure> {
         return Err(failure);
     }
     let report = report?;
-    for warning in &report.warnings {
-        output::talk(&format!("warning: {warning}"));
-    }
+    warn(&report.warnings);
     run.persistence.copy_companions()?;
     progress.end(&report, run.encoding)?;
     Ok(report)
+}
+
+/// Prints the warnings of an executor.
+fn warn(warnings: &[String]) {
+    let warnings: Vec<Diagnostic> = warnings.iter().map(Diagnostic::warning).collect();
+    output::warn(&warnings);
 }
 
 /// Whether attention runs on CPU cores although the plan counts the memory of fused attention.

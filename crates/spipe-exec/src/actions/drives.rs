@@ -8,7 +8,7 @@ use crate::{
     actions::Outcome,
     nn::passes::SavedActivations,
     optimizer::{Slot, TensorState, read_numbers, write_numbers},
-    persist::drive::{DriveFile, Place},
+    persist::drive::{DriveFile, DrivePlace},
     task_error::TaskError,
 };
 use burn::tensor::{DType, Shape, TensorData};
@@ -43,7 +43,7 @@ impl Drives {
         memory: MemoryId,
         to: Spot,
         fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
-    ) -> Result<Place, TaskError> {
+    ) -> Result<DrivePlace, TaskError> {
         let file = self.file(memory)?;
         let written = match to {
             Spot::Known(place) => file.write(place, fill),
@@ -58,7 +58,7 @@ impl Drives {
     fn get<T>(
         &self,
         memory: MemoryId,
-        place: &Place,
+        place: &DrivePlace,
         parse: impl FnOnce(&mut &[u8]) -> Option<T>,
     ) -> Result<T, TaskError> {
         let file = self.file(memory)?;
@@ -68,7 +68,7 @@ impl Drives {
     }
 
     /// Writes a state: to its place, or to a new one.
-    fn write(&self, memory: MemoryId, state: &State, place: Option<Place>) -> Result<OnDrive, TaskError> {
+    fn write(&self, memory: MemoryId, state: &State, place: Option<DrivePlace>) -> Result<OnDrive, TaskError> {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = None;
         let to = Spot::of(place, || state.bytes().get() as usize);
         let place = self.put(memory, to, |out| write_state(out, state))?;
@@ -87,7 +87,7 @@ impl Drives {
         &self,
         memory: MemoryId,
         layers: &[Arc<HostLayer>],
-        place: Option<Place>,
+        place: Option<DrivePlace>,
     ) -> Result<Value, TaskError> {
         let tensors = || layers.iter().flat_map(|layer| layer.iter());
         let to = Spot::of(place, || tensors().map(|data| data.as_bytes().len()).sum());
@@ -118,7 +118,7 @@ impl Drives {
 /// Where bytes are written in the file of a drive.
 enum Spot {
     /// A place that has as many already.
-    Known(Place),
+    Known(DrivePlace),
     /// A new place of this size.
     New(usize),
     /// Any place of this size that is free, from which they are read once.
@@ -127,7 +127,7 @@ enum Spot {
 
 impl Spot {
     /// A known place, or a new one.
-    fn of(place: Option<Place>, bytes: impl FnOnce() -> usize) -> Self {
+    fn of(place: Option<DrivePlace>, bytes: impl FnOnce() -> usize) -> Self {
         place.map_or_else(|| Self::New(bytes()), Self::Known)
     }
 }
@@ -241,7 +241,7 @@ impl Interpreter<'_> {
     pub(super) fn read_activations(
         &self,
         from: BufferId,
-        (kept, place): (SavedActivations<(DType, Shape)>, Place),
+        (kept, place): (SavedActivations<(DType, Shape)>, DrivePlace),
     ) -> Result<Value, TaskError> {
         let missing = || TaskError::inconsistent(format!("{from} is on no drive"));
         let drive = self.drive_of(from).ok_or_else(missing)?;

@@ -7,7 +7,7 @@ use crate::{
         passes::{PendingBackward, SavedActivations, Tracked},
     },
     optimizer::{DeviceMoments, Slot, TensorState},
-    persist::drive::Place,
+    persist::drive::DrivePlace,
     stored::{Cache, Stored, StoredPair, StoredTensors, matrix_bytes},
     task_error::TaskError,
 };
@@ -48,7 +48,7 @@ pub(crate) enum Value {
     Saved(Box<SavedActivations<Stored>>),
     Offloaded(Box<SavedActivations<TensorData>>),
     /// The same in the file of a drive: the type and shape of each tensor, and their place.
-    OffloadedToDrive(Box<(SavedActivations<(DType, Shape)>, Place)>),
+    OffloadedToDrive(Box<(SavedActivations<(DType, Shape)>, DrivePlace)>),
     /// The part of a backward that is left for the weight gradients.
     Pending(Box<PendingBackward>),
     /// Keys and values of the tokens so far.
@@ -77,7 +77,7 @@ pub(crate) type DeviceState = State<Matrix, DeviceMoments>;
 /// Parameters in the file of a drive.
 #[derive(Clone, Debug)]
 pub(crate) struct LayersOnDrive {
-    pub place: Place,
+    pub place: DrivePlace,
     /// By layer and tensor.
     pub tensors: Vec<Vec<(DType, Shape)>>,
 }
@@ -85,7 +85,7 @@ pub(crate) struct LayersOnDrive {
 /// An optimizer state in the file of a drive.
 #[derive(Clone, Debug)]
 pub(crate) struct OnDrive {
-    pub place: Place,
+    pub place: DrivePlace,
     /// The shapes of the parameters in f32, if the state has them.
     pub masters: Option<Vec<Vec<Shape>>>,
     /// By layer and tensor: the buffers, and the number of steps in them.

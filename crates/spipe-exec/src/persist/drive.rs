@@ -35,18 +35,18 @@ pub(crate) struct DriveFile {
     /// The end of the last place.
     end: Mutex<u64>,
     /// Places of activations that have come back, by the bytes that they take.
-    free: Mutex<BTreeMap<usize, Vec<Place>>>,
+    free: Mutex<BTreeMap<usize, Vec<DrivePlace>>>,
 }
 
 /// A place in the file, with the CRC-32 of the bytes that were written there last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct DrivePlace {
     start: u64,
     bytes: usize,
     sum: u32,
 }
 
-impl Place {
+impl DrivePlace {
     /// Bytes that are kept there.
     pub const fn bytes(&self) -> usize {
         self.bytes
@@ -87,16 +87,16 @@ impl DriveFile {
 
     /// Writes a state for the first time. The place is allocated with it, so that later writes cannot
     /// find the drive full.
-    pub fn add(&self, bytes: usize, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Place> {
+    pub fn add(&self, bytes: usize, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<DrivePlace> {
         let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
-        let place = self.write(Place { start: *end, bytes, sum: 0 }, fill)?;
+        let place = self.write(DrivePlace { start: *end, bytes, sum: 0 }, fill)?;
         self.file().sync_data()?;
         *end += bytes.next_multiple_of(BLOCK) as u64;
         Ok(place)
     }
 
     /// Writes `bytes` that are read once: to a place that is free, or to a new one.
-    pub fn lend(&self, bytes: usize, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Place> {
+    pub fn lend(&self, bytes: usize, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<DrivePlace> {
         let place = self.free.lock().unwrap_or_else(PoisonError::into_inner).get_mut(&bytes).and_then(Vec::pop);
         match place {
             Some(place) => self.write(place, fill),
@@ -105,12 +105,16 @@ impl DriveFile {
     }
 
     /// Takes back a place that was lent.
-    pub fn free(&self, place: Place) {
+    pub fn free(&self, place: DrivePlace) {
         self.free.lock().unwrap_or_else(PoisonError::into_inner).entry(place.bytes).or_default().push(place);
     }
 
     /// Writes the bytes that `fill` produces to a place; there must be as many as before.
-    pub fn write(&self, place: Place, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Place> {
+    pub fn write(
+        &self,
+        place: DrivePlace,
+        fill: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+    ) -> io::Result<DrivePlace> {
         let mut writer = Writer {
             file: self.file(),
             at: place.start,
@@ -124,14 +128,14 @@ impl DriveFile {
         if bytes != place.bytes {
             return Err(io::Error::other(format!("{bytes} bytes were written where {} belong", place.bytes)));
         }
-        Ok(Place { sum, ..place })
+        Ok(DrivePlace { sum, ..place })
     }
 
     /// Reads a place.
     ///
     /// # Errors
     /// Bytes that cannot be read, or are not those that were written.
-    pub fn read(&self, place: &Place) -> io::Result<Vec<u8>> {
+    pub fn read(&self, place: &DrivePlace) -> io::Result<Vec<u8>> {
         let (mut all, mut chunk) = (Vec::with_capacity(place.bytes), Chunk::new(place.bytes));
         while all.len() < place.bytes {
             let left = place.bytes - all.len();
@@ -258,7 +262,7 @@ mod tests {
         let place = |(seed, bytes): (usize, &usize)| {
             drive.add(*bytes, |out| out.write_all(&numbers(*bytes, seed as u8))).unwrap()
         };
-        let places: Vec<Place> = sizes.iter().enumerate().map(place).collect();
+        let places: Vec<DrivePlace> = sizes.iter().enumerate().map(place).collect();
         for (seed, place) in places.iter().enumerate() {
             assert!(drive.read(place).unwrap() == numbers(place.bytes(), seed as u8));
         }

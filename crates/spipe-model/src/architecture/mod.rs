@@ -2,16 +2,17 @@
 
 mod counted;
 mod encoder;
+mod profiled;
 
 pub use counted::{Counted, CountedPart};
 pub use encoder::Encoder;
+pub use profiled::{Profiled, ProfiledGroup};
 
 use crate::{
-    Batch, Block, Contrast, Embedding, Head, Layer, LayerKind, Norm, NormPlaces, PatchEmbedding, Positions,
-    ProfiledLayer, Projection, QkNorm, Unet,
+    Block, Contrast, Embedding, Head, Layer, LayerKind, Norm, NormPlaces, PatchEmbedding, Positions, Projection,
+    QkNorm, Unet,
 };
 use spipe_base::{IdVec, LayerId};
-use std::collections::BTreeMap;
 
 /// A kind of network with its sizes.
 #[derive(Clone, Debug, PartialEq)]
@@ -122,32 +123,6 @@ pub struct TextTower {
     pub seq_len: u64,
     /// Width of the projection.
     pub projection: u64,
-}
-
-/// Layers described by measurements.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Profiled {
-    /// The microbatch size at which the figures were measured.
-    pub measured_at: Batch,
-    /// Runs of identical layers in model order.
-    pub groups: Vec<ProfiledGroup>,
-}
-
-/// A run of identical consecutive layers.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ProfiledGroup {
-    /// The figures of each layer. A single layer has the group's name; several are named `name.0`,
-    /// `name.1` ….
-    pub layer: ProfiledLayer,
-    /// The number of layers.
-    pub count: u64,
-    /// The parameters of each layer.
-    pub parameters: u64,
-    /// Layers, or groups (meaning their last layer), whose output each of these layers reads beside
-    /// that of its predecessor.
-    pub inputs: Vec<String>,
-    /// Whether the first of them reads its predecessor's output too.
-    pub chain: bool,
 }
 
 impl Architecture {
@@ -467,36 +442,6 @@ impl Counted {
         for part in &self.parts {
             for name in part.names() {
                 layers.add(name, LayerKind::Counted, part.parameters);
-            }
-        }
-    }
-}
-
-impl ProfiledGroup {
-    /// Returns the names of its layers.
-    pub(crate) fn names(&self) -> impl Iterator<Item = String> {
-        let single = (self.count == 1).then(|| self.layer.group.clone());
-        let several = (self.count > 1).then(|| (0..self.count).map(|index| format!("{}.{index}", self.layer.group)));
-        single.into_iter().chain(several.into_iter().flatten())
-    }
-}
-
-impl Profiled {
-    fn build(&self, layers: &mut Layers) {
-        let mut named: BTreeMap<String, LayerId> = BTreeMap::new();
-        for group in &self.groups {
-            let extra: Vec<LayerId> = group.inputs.iter().filter_map(|name| named.get(name).copied()).collect();
-            if !group.chain {
-                layers.previous = None;
-            }
-            for name in group.names() {
-                let id = layers.add(name.clone(), LayerKind::Profiled(group.layer.clone()), group.parameters);
-                let inputs = &mut layers.layers[id].inputs;
-                inputs.extend(&extra);
-                inputs.sort();
-                inputs.dedup();
-                named.insert(name, id);
-                named.insert(group.layer.group.clone(), id);
             }
         }
     }

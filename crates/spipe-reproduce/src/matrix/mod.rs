@@ -65,7 +65,7 @@ impl Answer {
 /// One model on one machine.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub struct Row {
+pub struct MatrixRow {
     model: String,
     parameters: u64,
     machine: String,
@@ -82,7 +82,7 @@ pub struct Row {
     why: String,
 }
 
-impl Row {
+impl MatrixRow {
     /// The model and the machine, if a baseline has a faster plan for them.
     pub fn beaten(&self) -> Option<(&str, &str)> {
         self.gain.filter(|gain| *gain < 1.0 - 1e-9).map(|_| (self.model.as_str(), self.machine.as_str()))
@@ -97,7 +97,7 @@ pub fn row<E>(
     model: &Model,
     (machine, hardware): (&str, &Hardware),
     plan: impl Fn(&Question<'_>) -> Result<Option<Answer>, E>,
-) -> Result<Row, E> {
+) -> Result<MatrixRow, E> {
     let workload = workload(model, hardware);
     let question = |planner| Question {
         model,
@@ -123,7 +123,7 @@ pub fn row<E>(
         (Some(ours), Some((name, best))) => why(ours, name, best),
     };
     let time = |found: &Answer| found.simulated.to_ms();
-    Ok(Row {
+    Ok(MatrixRow {
         model: model.name().into(),
         parameters: model.parameters(),
         machine: machine.into(),

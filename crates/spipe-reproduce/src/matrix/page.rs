@@ -1,7 +1,7 @@
 //! The rows as a page: a summary, the speed of each model on each machine, and each plan beside the
 //! baselines'.
 
-use super::{BASELINES, Row, TIME, TIME_OF_GPU, TOKENS};
+use super::{BASELINES, MatrixRow, TIME, TIME_OF_GPU, TOKENS};
 use spipe_base::readable::{count, grouped, percent};
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -15,12 +15,12 @@ const ROUNDED: f64 = 0.0005;
 const GAPS: [f64; 4] = [0.01, 0.02, 0.05, 0.1];
 
 /// The page of all rows, in Markdown.
-pub fn markdown(rows: &[Row]) -> String {
+pub fn markdown(rows: &[MatrixRow]) -> String {
     let mut machines: Vec<&str> = rows.iter().map(|row| row.machine.as_str()).collect();
     machines.dedup();
     let mut text = method() + &summary(rows) + &speeds(rows, &machines);
     for machine in machines {
-        let of_machine: Vec<&Row> = rows.iter().filter(|row| row.machine == machine).collect();
+        let of_machine: Vec<&MatrixRow> = rows.iter().filter(|row| row.machine == machine).collect();
         text += &plans(machine, &of_machine);
     }
     text
@@ -42,8 +42,8 @@ fn method() -> String {
     )
 }
 
-fn summary(rows: &[Row]) -> String {
-    let planned: Vec<&Row> = rows.iter().filter(|row| row.iteration_ms.is_some()).collect();
+fn summary(rows: &[MatrixRow]) -> String {
+    let planned: Vec<&MatrixRow> = rows.iter().filter(|row| row.iteration_ms.is_some()).collect();
     let mut gains: Vec<f64> = planned.iter().filter_map(|row| row.gain).collect();
     gains.sort_by(f64::total_cmp);
     let mut gaps: Vec<f64> = planned.iter().filter_map(|row| row.gap).collect();
@@ -70,8 +70,8 @@ fn summary(rows: &[Row]) -> String {
 }
 
 /// The speed of each model on each machine, models by size.
-fn speeds(rows: &[Row], machines: &[&str]) -> String {
-    let mut models: BTreeMap<(u64, &str), BTreeMap<&str, &Row>> = BTreeMap::new();
+fn speeds(rows: &[MatrixRow], machines: &[&str]) -> String {
+    let mut models: BTreeMap<(u64, &str), BTreeMap<&str, &MatrixRow>> = BTreeMap::new();
     for row in rows {
         models.entry((row.parameters, &row.model)).or_default().insert(&row.machine, row);
     }
@@ -92,9 +92,10 @@ fn speeds(rows: &[Row], machines: &[&str]) -> String {
 }
 
 /// The plans of one machine, and the models without a plan there.
-fn plans(machine: &str, rows: &[&Row]) -> String {
+fn plans(machine: &str, rows: &[&MatrixRow]) -> String {
     let mut text = format!("\n## {machine}\n\n");
-    let (some, none): (Vec<&Row>, Vec<&Row>) = rows.iter().copied().partition(|row| row.iteration_ms.is_some());
+    let (some, none): (Vec<&MatrixRow>, Vec<&MatrixRow>) =
+        rows.iter().copied().partition(|row| row.iteration_ms.is_some());
     if !some.is_empty() {
         let _ = write!(
             text,
@@ -163,8 +164,8 @@ mod tests {
     use super::*;
     use spipe_plan::System;
 
-    fn row(model: &str, parameters: u64, machine: &str, planned: Option<(f64, f64)>) -> Row {
-        Row {
+    fn row(model: &str, parameters: u64, machine: &str, planned: Option<(f64, f64)>) -> MatrixRow {
+        MatrixRow {
             model: model.into(),
             parameters,
             machine: machine.into(),

@@ -25,12 +25,12 @@ struct Golden {
     /// The ratio k: the time of both copies over the time to compute.
     #[serde(default)]
     ratio: Option<f64>,
-    published: Published,
+    published: PublishedPeak,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Published {
+struct PublishedPeak {
     /// One peak for all devices, or one for each.
     peaks: Vec<f64>,
     /// Idle time of a device, where it is stated.

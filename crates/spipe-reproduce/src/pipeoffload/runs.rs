@@ -29,12 +29,12 @@ struct Measured {
     ratio: f64,
     /// The schedule whose utilisation the efficiency of the row is fitted on.
     fit: String,
-    published: BTreeMap<String, Published>,
+    published: BTreeMap<String, PublishedRun>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Published {
+struct PublishedRun {
     /// A share of the peak. A run that was out of memory has neither this nor `activations`.
     #[serde(default)]
     utilisation: Option<f64>,

@@ -32,8 +32,8 @@ macro_rules! groups {
 /// All groups, in the order of the page.
 pub const GROUPS: &[Group] = groups! {
     "megatron-pipeline" "Megatron-DeepSpeed, pipelines of 2 and 4 (A100)";
-    "megatron-tensor-data" "Megatron-DeepSpeed, tensor × data parallelism (A100)";
-    "bert-large" "BERT-large, data parallel (nine GPUs)";
+    "megatron-tensor-data" "Megatron-DeepSpeed, baseline of tensor × data parallelism (A100)";
+    "bert-large" "BERT-large, baseline of data parallelism (nine GPUs)";
     "mpt-fsdp" "MPT, FSDP (A100, H100)";
     "llama-offload" "Llama 3.1 8B, ZeRO-3 with the optimizer on the CPU (H200, B200)";
 };

@@ -30,12 +30,12 @@ pub struct Measured {
     pub link: Option<Text<BytesPerSecond>>,
     #[serde(rename = "use")]
     pub usage: Usage,
-    pub published: Published,
+    pub published: PublishedPasses,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct Published {
+pub struct PublishedPasses {
     pub iteration: Text<Seconds>,
     pub gpu: Text<Seconds>,
 }

@@ -52,12 +52,12 @@ struct Measured {
     swap: Option<usize>,
     #[serde(rename = "use")]
     usage: Usage,
-    published: Published,
+    published: PublishedRun,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
-struct Published {
+struct PublishedRun {
     time: Text<Seconds>,
     memory: Text<Bytes>,
 }

@@ -1,44 +1,27 @@
-//! Plain data parallelism in closed form: every GPU holds the whole model, and the GPUs share the
-//! sequences.
+//! The figures of the baseline beside systems: plain data parallelism in closed form.
 
-use super::figures::{Compared, Status, host_traffic, utilisation};
+use super::{
+    figures::{Compared, Status, host_traffic, utilisation},
+    tensor_data::{Priced, data_parallel},
+};
 use crate::setting::Setting;
 use spipe_base::Bytes;
-use spipe_cost::{Mode, ParallelCost, Parallelism, Workload};
+use spipe_cost::{Mode, ParallelCost, Workload};
 use spipe_hardware::Hardware;
-use spipe_model::{Model, Recompute};
+use spipe_model::Model;
 use std::{collections::BTreeMap, sync::Arc};
 
-/// The name of plain data parallelism, which is no system of plans.
-pub const DATA_PARALLEL: &str = "data-parallel";
+/// The kind of its figures.
+const ESTIMATE: &str =
+    "baseline: the estimate of a closed form in which nothing overlaps, without plan, trace or export";
 
 /// The fastest that fits, over all sizes of microbatches and choices of recompute.
-pub fn data_parallel(model: &Arc<Model>, hardware: &Arc<Hardware>, workloads: &[Workload]) -> Compared {
-    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
-    if gpus == 0 {
-        return Compared::bare(DATA_PARALLEL, Status::Infeasible, Some("the machine has no GPU".into()));
-    }
-    let (mut best, mut least, mut refused) = (None::<(ParallelCost, &Workload)>, None::<ParallelCost>, None);
-    for workload in workloads {
-        let choices = if workload.mode == Mode::Train { Recompute::ALL.to_vec() } else { vec![Recompute::None] };
-        for recompute in choices {
-            match (Parallelism { tensor: 1, data: gpus, recompute }).cost(model, hardware, workload) {
-                Ok(cost) if cost.fits() => {
-                    let faster = best.as_ref().is_none_or(|(best, _)| cost.iteration < best.iteration);
-                    best = if faster { Some((cost, workload)) } else { best };
-                }
-                Ok(cost) => least = least.filter(|least| least.memory <= cost.memory).or(Some(cost)),
-                Err(error) => refused = Some(error.to_string()),
-            }
-        }
-    }
-    match (best, least) {
-        (Some((cost, workload)), _) => priced((model, hardware), workload, &cost),
-        (None, Some(least)) => {
-            let reason = format!("each GPU needs at least {}, and has {}", least.memory, least.usable);
-            Compared::bare(DATA_PARALLEL, Status::Infeasible, Some(reason))
-        }
-        (None, None) => Compared::bare(DATA_PARALLEL, Status::Infeasible, refused),
+pub fn baseline(model: &Arc<Model>, hardware: &Arc<Hardware>, workloads: &[Workload]) -> Compared {
+    let refused = |reason| Compared::baseline(Status::Infeasible, reason);
+    match data_parallel((model.as_ref(), hardware.as_ref()), workloads) {
+        Ok(Priced { workload, cost, .. }) if cost.fits() => priced((model, hardware), &workload, &cost),
+        Ok(Priced { cost, .. }) => refused(format!("each GPU needs at least {}, and has {}", cost.memory, cost.usable)),
+        Err(reason) => refused(reason),
     }
 }
 
@@ -57,7 +40,7 @@ fn priced((model, hardware): (&Arc<Model>, &Arc<Hardware>), workload: &Workload,
         link_bytes: links,
         utilisation: utilisation((model, hardware), workload, seconds),
         microbatch: Some(workload.microbatch),
-        ..Compared::bare(DATA_PARALLEL, Status::Feasible, Some("closed form, nothing overlaps".into()))
+        ..Compared::baseline(Status::Feasible, ESTIMATE.into())
     }
 }
 

@@ -1,5 +1,6 @@
 //! The figures of a system.
 
+use super::tensor_data::DATA_PARALLEL;
 use crate::error::SearchError;
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, Flops};
@@ -27,8 +28,10 @@ pub enum Status {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub struct Compared {
-    /// The name of the system.
+    /// The name of the system, or of the baseline.
     pub system: &'static str,
+    /// Whether the figures are the estimate of a closed form, without plan, trace or export.
+    pub baseline: bool,
     /// Whether it has a plan.
     pub status: Status,
     /// Why there is no plan.
@@ -60,6 +63,7 @@ impl Compared {
     pub(super) fn bare(system: &'static str, status: Status, reason: Option<String>) -> Self {
         Self {
             system,
+            baseline: false,
             status,
             reason,
             peak_bytes: BTreeMap::new(),
@@ -72,6 +76,11 @@ impl Compared {
             host_traffic: None,
             trace: None,
         }
+    }
+
+    /// The baseline, with how its figures are meant or why it has none.
+    pub(super) fn baseline(status: Status, reason: String) -> Self {
+        Self { baseline: true, ..Self::bare(DATA_PARALLEL, status, Some(reason)) }
     }
 
     /// A system for which the search failed.

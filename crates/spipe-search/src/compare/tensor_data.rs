@@ -1,7 +1,7 @@
-//! Tensor and data parallelism in closed form.
+//! The baselines: tensor and data parallelism in closed form. They are estimates without plan, trace or export.
 
 use crate::error::SearchError;
-use spipe_cost::{ParallelCost, ParallelError, Parallelism, Workload};
+use spipe_cost::{Mode, ParallelCost, ParallelError, Parallelism, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Recompute};
 
@@ -37,6 +37,31 @@ impl Priced {
     }
 }
 
+/// The name of plain data parallelism, which is a baseline and no system of plans.
+pub const DATA_PARALLEL: &str = "data-parallel";
+
+/// Plain data parallelism: every GPU holds the whole model, and the GPUs share the sequences. Of all sizes of microbatches
+/// and choices of recompute, the fastest that fits; if none fits, the one that needs the least memory.
+///
+/// # Errors
+/// The reason why there is none: the machine has no GPU, or its GPUs cannot share the sequences.
+pub fn data_parallel((model, hardware): (&Model, &Hardware), workloads: &[Workload]) -> Result<Priced, String> {
+    let gpus = gpus(hardware);
+    if gpus == 0 {
+        return Err("the machine has no GPU".into());
+    }
+    let trains = workloads.iter().any(|workload| workload.mode == Mode::Train);
+    let degrees = Degrees { tensor: Some(1), data: Some(gpus), recompute: (!trains).then_some(Recompute::None) };
+    let (mut all, refused) = priced(degrees, (model, hardware), workloads).map_err(|error| error.to_string())?;
+    let refusal = || refused.map_or_else(|| "there are no microbatches".into(), |error| error.to_string());
+    best(&all).map(|best| all.swap_remove(best)).ok_or_else(refusal)
+}
+
+/// The number of GPUs of a machine.
+fn gpus(hardware: &Hardware) -> u64 {
+    hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64
+}
+
 /// The configurations that were asked for, each with its best size of microbatches, and the first
 /// refusal of one.
 ///
@@ -65,7 +90,7 @@ pub fn best(priced: &[Priced]) -> Option<usize> {
 /// The configurations of the given degrees. Degrees that are not given take every value that uses
 /// all GPUs.
 fn spreads(asked: Degrees, hardware: &Hardware) -> Result<Vec<Parallelism>, SearchError> {
-    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+    let gpus = gpus(hardware);
     let degrees: Vec<(u64, u64)> = match (asked.tensor, asked.data) {
         (Some(tensor), Some(data)) => vec![(tensor, data)],
         (tensor, data) => {

@@ -14,17 +14,20 @@
 //! | `host-bound-launches` | the host launches kernels at once |
 //! | `no-peer-access` | GPUs read each other's memory |
 //! | `pageable-copies` | host data in pinned memory |
-//! | `data-parallel-is-faster` | data parallelism in closed form |
+//! | `data-parallel-is-faster` | the baseline: data parallelism in closed form |
 //! | `inference-only` | links between GPUs and host never limit |
 
 use super::{
     machines::{self, LinkKind},
     trial::{Again, Explained},
 };
-use crate::request::{pins, spelling::Spelling, systems::current};
+use crate::{
+    compare::tensor_data::data_parallel,
+    request::{pins, spelling::Spelling, systems::current},
+};
 use spipe_base::{LayerRange, MemoryId, SimTime, StageId};
-use spipe_cost::{Mode, Parallelism};
-use spipe_model::{LayerKind, Recompute};
+use spipe_cost::Mode;
+use spipe_model::LayerKind;
 use spipe_plan::{Placement, Stage, Weights};
 use spipe_schedule::Program;
 use spipe_trace::Pitfall;
@@ -243,14 +246,12 @@ impl Case<'_> {
             (self.explained.model(), self.explained.hardware(), self.explained.workload());
         let gpus: Vec<&str> =
             hardware.devices().iter().filter(|device| device.is_gpu()).map(|device| device.name.as_str()).collect();
-        let costs = Recompute::ALL.into_iter().filter(|_| gpus.len() > 1 && workload.mode == Mode::Train).filter_map(
-            |recompute| {
-                let spread = Parallelism { tensor: 1, data: gpus.len() as u64, recompute };
-                spread.cost(model, hardware, &workload).ok().filter(spipe_cost::ParallelCost::fits)
-            },
-        );
-        let without = costs.map(|cost| SimTime::from_seconds(cost.iteration)).min();
-        let words = "the model fits on each GPU: give every GPU its own sequences instead";
+        let shared = gpus.len() > 1 && workload.mode == Mode::Train;
+        let priced = shared.then(|| data_parallel((model, hardware), &[workload]).ok()).flatten();
+        let without =
+            priced.filter(|priced| priced.cost.fits()).map(|priced| SimTime::from_seconds(priced.cost.iteration));
+        let words = "the baseline is faster, data parallelism in closed form: the model fits on each GPU, so give every GPU \
+                     its own sequences";
         self.named("data-parallel-is-faster", gpus.join(", "), (without, words))
     }
 

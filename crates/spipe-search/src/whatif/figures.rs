@@ -39,7 +39,6 @@ pub fn planned(found: &Found) -> Result<(Planned, Trace), SearchError> {
         tokens_per_second: context.workload().tokens() as f64 / seconds,
         iteration_ms: metrics.iteration.to_ms(),
         system: found.solution.placement.system.to_string(),
-        closed_form: false,
         gap: Some(found.solution.gap),
         gpu_share: (gpus / count(spipe_hardware::Device::is_gpu)).min(1.0),
         core_share: (cores / count(spipe_hardware::Device::is_socket)).min(1.0),

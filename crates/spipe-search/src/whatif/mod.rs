@@ -3,14 +3,14 @@
 //! ```text
 //! task         a setup with its machines          planner      each machine takes the path of a single plan
 //! own          a machine with one more part       clock        the stop signal, by shares of the time
-//! second_look  neighbours, repairs, much effort and rented machines, then the table
+//! second_look  neighbours, repairs, much effort, rented machines and baselines, with the table
 //! ```
 
+mod baselines;
 mod clock;
 mod figures;
 mod neighbours;
 mod own;
-mod parallel;
 mod planner;
 mod rented;
 mod repairs;

@@ -1,7 +1,8 @@
-//! The planner of a sweep: each machine takes the path of a single plan, with plain data parallelism beside it.
+//! The planner of a sweep: each machine takes the path of a single plan.
 
-use super::{clock::Clock, figures::planned, parallel::data_parallel};
+use super::{clock::Clock, figures::planned};
 use crate::{
+    compare::tensor_data::{Priced, data_parallel},
     error::SearchError,
     request::{
         Request,
@@ -18,7 +19,7 @@ use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Model, Precision};
 use spipe_plan::System;
 use spipe_planner::{Effort, Options};
-use spipe_whatif::{Answer, Bounder, Counts, GLOBAL_BATCH, Judge, Planned, TrainFile};
+use spipe_whatif::{Answer, Bounder, Counts, GLOBAL_BATCH, Judge, TrainFile};
 use std::{
     borrow::Cow,
     sync::{Arc, atomic::Ordering},
@@ -83,11 +84,6 @@ impl Training {
         most
     }
 
-    /// Plain data parallelism, if it fits.
-    fn data_parallel(&self, hardware: &Hardware) -> Option<Planned> {
-        data_parallel(&self.model, &self.workloads, &self.machine(hardware))
-    }
-
     /// The machine as the training's runtime finds it.
     fn machine<'a>(&self, hardware: &'a Hardware) -> Cow<'a, Hardware> {
         match &self.runtime {
@@ -119,6 +115,13 @@ impl JobPlanner {
         self.clock.begin(share);
     }
 
+    /// The baseline of one training, plain data parallelism, if it fits.
+    pub(super) fn baseline(&self, hardware: &Hardware, train: usize) -> Option<Priced> {
+        let training = &self.trainings[train];
+        let priced = data_parallel((&training.model, &training.machine(hardware)), &training.workloads).ok();
+        priced.filter(|priced| priced.cost.fits())
+    }
+
     /// The plan of one training. Steps are counted, not seconds, so that results do not depend on the load.
     pub(super) fn found(&self, hardware: &Hardware, train: usize, effort: Effort) -> Result<Found, SearchError> {
         let training = &self.trainings[train];
@@ -136,19 +139,14 @@ impl JobPlanner {
 
 impl Judge for JobPlanner {
     fn plan(&self, hardware: &Hardware, train: usize) -> Option<Answer> {
-        let parallel = self.trainings[train].data_parallel(hardware);
         let found = self.found(hardware, train, Effort::Low).and_then(|found| planned(&found));
         if self.is_stopped() {
             return None;
         }
-        let answer = match (found, parallel) {
-            (Ok((plan, _)), Some(parallel)) if parallel.tokens_per_second > plan.tokens_per_second => {
-                Answer::Planned(parallel)
-            }
-            (Ok((plan, _)), _) => Answer::Planned(plan),
-            (Err(_), Some(parallel)) => Answer::Planned(parallel),
-            (Err(SearchError::Infeasible(diagnostic)), None) => Answer::Infeasible(diagnostic.message),
-            (Err(failure), None) => {
+        let answer = match found {
+            Ok((plan, _)) => Answer::Planned(plan),
+            Err(SearchError::Infeasible(diagnostic)) => Answer::Infeasible(diagnostic.message),
+            Err(failure) => {
                 Answer::Failed(failure.to_string().lines().next().unwrap_or_default().replace("error: ", ""))
             }
         };
@@ -165,16 +163,7 @@ impl Judge for JobPlanner {
     }
 
     fn closest_tokens_per_second(&self, hardware: &Hardware, train: usize, enough: f64) -> f64 {
-        let training = &self.trainings[train];
-        let parallel = training.data_parallel(hardware).map_or(0.0, |plan| plan.tokens_per_second);
-        if parallel >= enough {
-            return parallel;
-        }
-        match training.most_simulated(hardware, &self.systems, enough) {
-            Some(rate) => rate.max(parallel),
-            None if parallel > 0.0 => parallel,
-            None => f64::INFINITY,
-        }
+        self.trainings[train].most_simulated(hardware, &self.systems, enough).unwrap_or(f64::INFINITY)
     }
 
     fn is_stopped(&self) -> bool {

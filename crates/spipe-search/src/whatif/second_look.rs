@@ -1,7 +1,8 @@
 //! The second look at a sweep that was run: machines near the first one, repairs of those without a plan, much effort for
-//! the first ten, and rented machines beside them.
+//! the first ten, and rented machines and baselines beside them.
 
 use super::{
+    baselines::baselines,
     neighbours::Neighbours,
     planner::JobPlanner,
     rented,
@@ -76,6 +77,7 @@ pub fn second_look(task: &Task, planner: &JobPlanner, mut run: Run, look: &Look<
             machine.repair_is_cheapest = true;
         }
     }
+    table.baselines = baselines(task, planner, &table)?;
     planner.begin(1.0);
     let mut rented = rented::rented(task, planner, look.rent, look.spelling)?;
     if look.all_words {

@@ -1,5 +1,6 @@
 //! The ranked table: ties, the front, the stability of ranks over the ranges of prices, advice.
 
+mod baseline;
 mod changes;
 mod order;
 mod solved;
@@ -7,6 +8,7 @@ mod stability;
 mod table;
 mod tornado;
 
+pub use baseline::{Baseline, Estimate};
 pub use changes::{change_of, neighbours};
 pub use table::{Bottleneck, Change, CountsData, Efforts, Infeasible, Row, Table};
 pub use tornado::{End, Swing, Tornado, Turn};
@@ -40,7 +42,7 @@ pub struct Ranking {
     pub own: Option<usize>,
 }
 
-/// Ranks the machines of a run.
+/// Ranks the machines of a run; the caller, which knows the closed forms, adds the baselines.
 pub fn rank((job, sweep): (&Job, &Sweep), run: &Run, ranking: Ranking) -> Table {
     let mut solved: Vec<Solved<'_>> = Vec::new();
     let (mut infeasible, mut failed) = (Vec::new(), Vec::new());
@@ -82,6 +84,7 @@ pub fn rank((job, sweep): (&Job, &Sweep), run: &Run, ranking: Ranking) -> Table 
     let base = ranking.own.map_or_else(|| solved.first(), |own| solved.iter().find(|one| one.candidate.index == own));
     Table {
         machines: rows.collect(),
+        baselines: Vec::new(),
         infeasible: infeasible.iter().map(fix).collect(),
         failed: failed
             .iter()
@@ -126,7 +129,6 @@ fn row(
     if !price.substituted.is_empty() {
         notes.push(format!("not sold {}: {}", candidate.condition, price.substituted.join(", ")));
     }
-    let tokens = figures.tokens_per_second * figures.hours * 3600.0;
     Row {
         rank,
         tie,
@@ -137,14 +139,13 @@ fn row(
         tokens_per_second: figures.tokens_per_second,
         error: ranking.error,
         hours: figures.hours,
-        meets_deadline: job.deadline().map(|deadline| figures.longest <= deadline),
+        meets_deadline: figures.meets_deadline(job),
         cost_of_job: figures.cost,
-        cost_per_million_tokens: figures.cost.typical / tokens * 1e6,
-        kwh: figures.watts * figures.hours / 1000.0,
+        cost_per_million_tokens: figures.cost_per_million_tokens(),
+        kwh: figures.kwh(),
         watts: figures.watts,
         head_room_bytes: plan.head_room_bytes.clone(),
         system: plan.system.clone(),
-        closed_form: plan.closed_form,
         bottleneck: busiest.map(|(lane, share)| Bottleneck { lane: lane.clone(), share: *share }),
         shares: plan.shares.clone(),
         gap: plan.gap,

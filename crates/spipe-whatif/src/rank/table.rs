@@ -1,6 +1,6 @@
 //! The words of an answer: rows, changes, counts.
 
-use super::tornado::Tornado;
+use super::{baseline::Baseline, tornado::Tornado};
 use crate::{Counts, Skipped};
 use serde::Serialize;
 use spipe_market::{Date, Range};
@@ -52,8 +52,6 @@ pub struct Row {
     pub head_room_bytes: BTreeMap<String, u64>,
     /// The system of the first training.
     pub system: String,
-    /// Whether the rate is a closed form.
-    pub closed_form: bool,
     /// The busiest lane of the first training.
     pub bottleneck: Option<Bottleneck>,
     /// The busy share of each lane of the first training.
@@ -124,6 +122,8 @@ pub struct Change {
 pub struct Table {
     /// Machines of the table and of the front, by rank.
     pub machines: Vec<Row>,
+    /// The baselines of these machines and of those without a plan; closed forms, which are not ranked.
+    pub baselines: Vec<Baseline>,
     /// Machines without a plan.
     pub infeasible: Vec<Infeasible>,
     /// Machines whose search failed.

@@ -18,6 +18,9 @@ pub use terminal::{front_plot, lines};
 use crate::{Job, Objective, Sweep, Table};
 use spipe_market::Date;
 
+/// The kind of figures under the heading of baselines.
+pub const BASELINES: &str = "estimates of a closed form, without plan, trace or export; they are not ranked";
+
 /// The subject of a report.
 #[derive(Clone, Copy)]
 pub struct Subject<'a> {

@@ -8,8 +8,8 @@
 //!
 //! The page's content security policy forbids network access; plots are inline SVG.
 
-use super::{Figure, Rented, Subject, amount, answer, formulas, money, question, signed_percent};
-use crate::{Table, amount::Hours};
+use super::{BASELINES, Figure, Rented, Subject, amount, answer, formulas, money, question, signed_percent};
+use crate::{Baseline, Table, amount::Hours};
 use minijinja::Environment;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -29,6 +29,8 @@ struct Page<'a> {
     table: &'a Table,
     rows: Vec<Words>,
     inputs: Vec<Moved>,
+    baselines: Vec<Estimated>,
+    baselines_are: &'static str,
     rented: &'a [Rented],
     figures: &'a [Figure],
     formulas: Vec<&'static str>,
@@ -50,6 +52,32 @@ struct Words {
     plan: String,
     memory: Vec<String>,
     provenance: String,
+}
+
+/// A baseline in words.
+#[derive(Serialize)]
+struct Estimated {
+    machine: String,
+    system: String,
+    rate: String,
+    hours: String,
+    cost: [String; 2],
+    per_million: String,
+    memory: String,
+}
+
+impl Estimated {
+    fn of(baseline: &Baseline) -> Self {
+        Self {
+            machine: baseline.machine.replace('_', " "),
+            system: baseline.system.clone(),
+            rate: spipe_base::readable::per_second(baseline.tokens_per_second),
+            hours: Hours(baseline.hours).to_string(),
+            cost: interval(&baseline.cost_of_job),
+            per_million: three_digits(baseline.cost_per_million_tokens),
+            memory: spipe_base::Bytes::new(baseline.gpu_memory_bytes).to_string(),
+        }
+    }
 }
 
 /// An input of the tornado in words.
@@ -129,6 +157,8 @@ pub fn page(subject: &Subject<'_>, figures: &[Figure], plans: &Linked) -> String
         table: subject.table,
         rows: rows.collect(),
         inputs: subject.table.tornado.iter().flat_map(|tornado| &tornado.inputs).map(Moved::of).collect(),
+        baselines: subject.table.baselines.iter().map(Estimated::of).collect(),
+        baselines_are: BASELINES,
         rented: subject.rented,
         figures,
         formulas: formulas().into(),

@@ -7,7 +7,7 @@ use spipe_market::{Date, Source, check, check_fitting, shipped};
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data {
+struct CheckOutput {
     format_version: u32,
     as_of: Date,
     parts: usize,
@@ -45,20 +45,25 @@ pub fn run(what: &args::CatalogueCheck, format: Format) -> Result<(), Failure> {
         whole.add(source.parsed.clone());
         sources.push(source);
     }
-    let mut data = Data { format_version: 1, as_of: day, parts: 0, errors: Vec::new(), warnings: Vec::new() };
+    let mut data = CheckOutput { format_version: 1, as_of: day, parts: 0, errors: Vec::new(), warnings: Vec::new() };
+    let mut found = Vec::new();
     for source in &sources {
         let mut alone = spipe_market::Catalogue::default();
         alone.add(source.parsed.clone());
         data.parts += alone.parts().count();
         for fault in check(source, day).iter().chain(check_fitting(source, &whole).iter()) {
-            if format == Format::Human {
-                output::talk(&fault.to_string());
-            }
             match fault.severity {
                 Severity::Error => data.errors.push(Fault::of(fault)),
                 Severity::Warning => data.warnings.push(Fault::of(fault)),
             }
+            found.push(fault.clone());
         }
+    }
+    if format == Format::Human {
+        let (errors, warnings): (Vec<_>, Vec<_>) =
+            found.iter().partition(|fault: &&Diagnostic| fault.severity == Severity::Error);
+        errors.iter().for_each(|fault| output::talk(&fault.to_string()));
+        output::warn(warnings);
     }
     let (errors, warnings) = (data.errors.len(), data.warnings.len());
     let summary = format!("{} parts on {day}: {errors} errors, {warnings} warnings\n", data.parts);

@@ -7,7 +7,7 @@ use spipe_market::{Choice, Composed, Currency, Date, Kind, MachinePrice, Range, 
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data {
+struct CompositionOutput {
     format_version: u32,
     as_of: Date,
     machine: String,
@@ -59,7 +59,7 @@ pub fn run(what: &args::CatalogueCompose, format: Format) -> Result<(), Failure>
     output::report(format, &human(&data, unpriced, what.output.as_deref()), &data)
 }
 
-fn data(machine: &Composed, price: Option<&MachinePrice>, day: Date) -> Data {
+fn data(machine: &Composed, price: Option<&MachinePrice>, day: Date) -> CompositionOutput {
     let of = |index: usize| price.and_then(|price| price.items.get(index)).map(|(_, range)| *range);
     let row = |(index, item): (usize, &spipe_market::Item)| Row {
         kind: item.kind,
@@ -67,7 +67,7 @@ fn data(machine: &Composed, price: Option<&MachinePrice>, day: Date) -> Data {
         count: item.count,
         price: of(index),
     };
-    Data {
+    CompositionOutput {
         format_version: 1,
         as_of: day,
         machine: machine.name.clone(),
@@ -81,7 +81,7 @@ fn data(machine: &Composed, price: Option<&MachinePrice>, day: Date) -> Data {
     }
 }
 
-fn human(data: &Data, unpriced: Option<String>, path: Option<&str>) -> String {
+fn human(data: &CompositionOutput, unpriced: Option<String>, path: Option<&str>) -> String {
     let mut rows = table(&["count", "part", "kind", "low", "typical", "high"], &[0, 3, 4, 5]);
     let amounts = |range: Option<Range>| match range {
         Some(range) => [range.low, range.typical, range.high].map(|amount| format!("{amount:.0}")),

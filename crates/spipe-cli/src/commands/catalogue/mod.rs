@@ -24,7 +24,7 @@ pub fn run(what: &args::Catalogue, format: Format) -> Result<(), Failure> {
 fn price(what: &args::CataloguePrice, format: Format) -> Result<(), Failure> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
-    struct Data<'a> {
+    struct PartsOutput<'a> {
         format_version: u32,
         part: &'a str,
         price: &'a PriceFile,
@@ -35,7 +35,11 @@ fn price(what: &args::CataloguePrice, format: Format) -> Result<(), Failure> {
         output::talk(&format!("warning: the shipped catalogue has no part `{part}`"));
     }
     let toml = price.to_toml();
-    output::report(format, &format!("{toml},\n"), &Data { format_version: 1, part, price: &price, toml: toml.clone() })
+    output::report(
+        format,
+        &format!("{toml},\n"),
+        &PartsOutput { format_version: 1, part, price: &price, toml: toml.clone() },
+    )
 }
 
 /// Reads `rtx3090=650..900EUR@2026-11-20,used`.

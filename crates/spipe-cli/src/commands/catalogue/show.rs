@@ -81,7 +81,7 @@ fn figure(part: Part<'_>) -> String {
 pub fn list(what: &args::CatalogueList, format: Format) -> Result<(), Failure> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
-    struct Data {
+    struct PartOutput {
         format_version: u32,
         as_of: Date,
         parts: Vec<Row>,
@@ -104,7 +104,7 @@ pub fn list(what: &args::CatalogueList, format: Format) -> Result<(), Failure> {
         source: part.source().into(),
         prices: prices(part, day).into_iter().filter(|price| price.current).collect(),
     };
-    let data = Data { format_version: 1, as_of: day, parts: catalogue.parts().filter(wanted).map(row).collect() };
+    let data = PartOutput { format_version: 1, as_of: day, parts: catalogue.parts().filter(wanted).map(row).collect() };
     if data.parts.is_empty() {
         let kind = what.kind.as_deref().unwrap_or_default();
         let hint = "kinds are gpu, platform, dram, drive, board, bridge, supply and rent";
@@ -144,7 +144,7 @@ fn amount(amount: f64) -> String {
 pub fn show(what: &args::CatalogueShow, format: Format) -> Result<(), Failure> {
     #[derive(Serialize)]
     #[serde(rename_all = "kebab-case")]
-    struct Data<'a> {
+    struct PartOutput<'a> {
         format_version: u32,
         as_of: Date,
         kind: Kind,
@@ -159,7 +159,7 @@ pub fn show(what: &args::CatalogueShow, format: Format) -> Result<(), Failure> {
             .map_or_else(|| "`spipe catalogue list` prints all parts".into(), |near| format!("did you mean `{near}`"));
         return Err(Failure::argument(format!("the catalogue has no part `{}`", what.part), hint));
     };
-    let data = Data { format_version: 1, as_of: day, kind: part.kind(), part, prices: prices(part, day) };
+    let data = PartOutput { format_version: 1, as_of: day, kind: part.kind(), part, prices: prices(part, day) };
     let value = serde_json::to_value(part).map_err(|error| Failure::Bug(error.to_string()))?;
     let mut figures = table(&["figure", "value"], &[]);
     let keys = value.as_object().into_iter().flatten();

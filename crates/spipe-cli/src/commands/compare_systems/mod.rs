@@ -20,7 +20,7 @@ use spipe_model::{Attention, Model, Operations};
 use spipe_plan::System;
 use spipe_search::{
     Request, attends,
-    compare::{Compared, DATA_PARALLEL, compared, data_parallel},
+    compare::{Compared, DATA_PARALLEL, baseline, compared},
     cores, workloads,
 };
 use std::{
@@ -53,8 +53,8 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
         output::progress(&format!("{system} …"));
         all.push(compared(*system, &request)?);
     }
-    if case.data_parallel {
-        all.push(data_parallel(&case.model, &case.hardware, &case.workloads));
+    if case.baseline {
+        all.push(baseline(&case.model, &case.hardware, &case.workloads));
     }
     output::progress("");
     if let Some(target) = page {
@@ -63,7 +63,8 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
     if let Some((target, kind)) = plot {
         target.write(&pictures::plot(kind, &case.title(), &all)?)?;
     }
-    let data = Data { format_version: 1, model: case.model.name(), hardware: case.hardware.name(), systems: &all };
+    let data =
+        SystemsOutput { format_version: 1, model: case.model.name(), hardware: case.hardware.name(), systems: &all };
     if matches!(what.output.as_deref(), Some("-")) {
         return Ok(());
     }
@@ -72,7 +73,7 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data<'a> {
+struct SystemsOutput<'a> {
     format_version: u32,
     model: &'a str,
     hardware: &'a str,
@@ -86,7 +87,7 @@ struct Case {
     template: Workload,
     workloads: Vec<Workload>,
     systems: Vec<System>,
-    data_parallel: bool,
+    baseline: bool,
 }
 
 impl Case {
@@ -106,7 +107,7 @@ impl Case {
                 "leave it out",
             )
             .refuse()?;
-        args::Data::idle(given, (&model, mode))?;
+        args::DataOptions::idle(given, (&model, mode))?;
         let template = Workload {
             mode,
             seq_len: input::seq_len(&model, what.seq_len)?,
@@ -124,9 +125,9 @@ impl Case {
         let template = what.shape.shape(template)?;
         training::check(&model, &template)?;
         let workloads = workloads(template, what.global_batch, &what.microbatch)?;
-        let (systems, data_parallel) = systems(&what.system)?;
+        let (systems, baseline) = systems(&what.system)?;
         let (model, hardware) = (Arc::new(model), Arc::new(hardware));
-        Ok(Self { model, hardware, template, workloads, systems, data_parallel })
+        Ok(Self { model, hardware, template, workloads, systems, baseline })
     }
 
     fn title(&self) -> String {
@@ -135,20 +136,20 @@ impl Case {
     }
 }
 
-/// The systems with these names, in the order of `System::ALL`, and whether data parallelism is
-/// among them; all if there are no names.
+/// The systems with these names, in the order of `System::ALL`, and whether the baseline is among them; all if there are
+/// no names.
 fn systems(names: &[String]) -> Result<(Vec<System>, bool), Failure> {
     if names.is_empty() || names.iter().any(|name| name.trim() == "auto") {
         return Ok((System::ALL.to_vec(), true));
     }
-    let (mut chosen, mut data_parallel) = (BTreeSet::new(), false);
+    let (mut chosen, mut baseline) = (BTreeSet::new(), false);
     for name in names.iter().map(|name| name.trim()) {
         if name == DATA_PARALLEL {
-            data_parallel = true;
+            baseline = true;
             continue;
         }
-        let hint = format!("or {DATA_PARALLEL}; leave `--system` out to compare all");
+        let hint = format!("or the baseline {DATA_PARALLEL}; leave `--system` out to compare all");
         chosen.insert(System::from_str(name).map_err(|message| Failure::argument(message, hint))?);
     }
-    Ok((System::ALL.into_iter().filter(|system| chosen.contains(system)).collect(), data_parallel))
+    Ok((System::ALL.into_iter().filter(|system| chosen.contains(system)).collect(), baseline))
 }

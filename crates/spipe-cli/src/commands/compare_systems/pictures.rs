@@ -2,7 +2,7 @@
 
 use super::{
     Target,
-    table::{HEADINGS, cells, ordered},
+    table::{HEADINGS, cells, name, ordered},
 };
 use crate::Failure;
 use spipe_base::readable::per_second;
@@ -49,7 +49,7 @@ fn reason(row: &Compared) -> Option<String> {
 fn system_row(row: &Compared) -> SystemRow<'_> {
     let cell = |(text, order): (String, Option<f64>)| SystemCell { text, order };
     SystemRow {
-        name: row.system.into(),
+        name: name(row),
         cells: cells(row).into_iter().map(cell).collect(),
         reason: reason(row),
         trace: row.trace.as_ref(),
@@ -63,6 +63,7 @@ pub fn page(title: &str, all: &[Compared]) -> String {
         notes: vec![
             "Each system with the best plan found in its time, simulated. A bubble is named by what the device waits for.".into(),
             "Memories: the largest peak of a GPU and of a socket's DRAM. GPU links: bytes between GPUs and hosts per iteration, both ways.".into(),
+            "A baseline is an estimate of a closed form without overlap; it has no plan, trace or export.".into(),
         ],
         headings: HEADINGS.map(String::from).to_vec(),
         rows: ordered(all).into_iter().map(system_row).collect(),
@@ -72,7 +73,7 @@ pub fn page(title: &str, all: &[Compared]) -> String {
 /// The plot: a bar of tokens per second for each system.
 pub fn plot(kind: Kind, title: &str, all: &[Compared]) -> Result<Vec<u8>, Failure> {
     let bar = |row: &Compared| Bar {
-        name: row.system.into(),
+        name: name(row),
         value: row.tokens_per_second,
         text: row.tokens_per_second.map_or_else(|| reason(row).unwrap_or_default(), per_second),
     };

@@ -12,14 +12,20 @@ use std::collections::BTreeMap;
 pub const HEADINGS: [&str; 8] =
     ["iteration", "tokens/s", "bubbles", "GPU memory", "DRAM", "GPU links", "utilisation", "microbatch"];
 
-/// The systems in the order of the table: by iteration, those without a plan last.
+/// The systems in the order of the table: by iteration, then the baseline, then those without a plan.
 pub fn ordered(all: &[Compared]) -> Vec<&Compared> {
     let mut rows: Vec<&Compared> = all.iter().collect();
     rows.sort_by(|one, other| {
+        let key = |row: &Compared| (row.iteration_ms.is_none(), row.baseline);
         let time = |row: &Compared| row.iteration_ms.unwrap_or(f64::INFINITY);
-        time(one).total_cmp(&time(other))
+        key(one).cmp(&key(other)).then(time(one).total_cmp(&time(other)))
     });
     rows
+}
+
+/// The name of a system; a baseline is called so.
+pub fn name(row: &Compared) -> String {
+    if row.baseline { format!("{} (baseline)", row.system) } else { row.system.to_owned() }
 }
 
 /// The figures of a system behind its name, with the number by which each column is sorted.
@@ -67,15 +73,15 @@ pub fn human(title: &str, all: &[Compared]) -> String {
     let rows_of = ordered(all);
     for row in rows_of.iter().filter(|row| row.status == Status::Feasible) {
         let cells = cells(row).into_iter().map(|(text, _)| text);
-        rows.add_row(std::iter::once(row.system.to_owned()).chain(cells).collect::<Vec<_>>());
+        rows.add_row(std::iter::once(name(row)).chain(cells).collect::<Vec<_>>());
     }
-    let mut reasons: Vec<(String, Vec<&str>)> = Vec::new();
+    let mut reasons: Vec<(String, Vec<String>)> = Vec::new();
     for row in rows_of.iter().filter(|row| row.status != Status::Feasible) {
         let word = if row.status == Status::Infeasible { "infeasible" } else { "none found in time" };
         let reason = format!("{word}: {}", row.reason.as_deref().unwrap_or("no reason known"));
         match reasons.iter_mut().find(|(known, _)| *known == reason) {
-            Some((_, systems)) => systems.push(row.system),
-            None => reasons.push((reason, vec![row.system])),
+            Some((_, systems)) => systems.push(name(row)),
+            None => reasons.push((reason, vec![name(row)])),
         }
     }
     let reasons: Vec<String> =
@@ -83,7 +89,8 @@ pub fn human(title: &str, all: &[Compared]) -> String {
     let table = if rows.is_empty() { String::new() } else { format!("{rows}\n\n") };
     format!(
         "{title}\n\n{table}{}Memories are the largest peak of a GPU and of a socket's DRAM. GPU links: bytes between GPUs and hosts per iteration, \
-         both ways. Utilisation: model FLOPs ÷ (peak of all GPUs × iteration). `data-parallel` is a closed form without overlap.\n",
+         both ways. Utilisation: model FLOPs ÷ (peak of all GPUs × iteration). A baseline is an estimate \
+         of a closed form without overlap; it has no plan, trace or export.\n",
         if reasons.is_empty() { String::new() } else { reasons.concat() + "\n" }
     )
 }

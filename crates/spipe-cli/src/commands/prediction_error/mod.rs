@@ -24,7 +24,7 @@ const REPORT: &str = "reports/prediction-error.md";
 /// A case, in the round with the median error.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Row {
+struct ErrorRow {
     title: String,
     devices: String,
     predicted_ms: f64,
@@ -53,7 +53,7 @@ struct Row {
 struct Report {
     format_version: u32,
     backend: String,
-    rows: Vec<Row>,
+    rows: Vec<ErrorRow>,
     failed: Vec<String>,
 }
 
@@ -114,11 +114,11 @@ impl Study<'_> {
     }
 
     /// The row of a case; none if every round has failed.
-    fn row(&self, case: &Case, mut rounds: Vec<Measurement>) -> Option<Row> {
+    fn row(&self, case: &Case, mut rounds: Vec<Measurement>) -> Option<ErrorRow> {
         rounds.sort_by(|one, other| one.iteration_error().total_cmp(&other.iteration_error()));
         let middle = *rounds.get(rounds.len().saturating_sub(1) / 2)?;
         let executors = case.executors(self.backend);
-        Some(Row {
+        Some(ErrorRow {
             title: case.title.into(),
             devices: executors.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
             predicted_ms: middle.predicted_ms,

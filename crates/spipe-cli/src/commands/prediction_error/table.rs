@@ -1,6 +1,6 @@
 //! The results of all cases, as tables.
 
-use super::{Report, Row, measuring::WARM_UP};
+use super::{ErrorRow, Report, measuring::WARM_UP};
 use crate::{args, tables::dense_table};
 use spipe_base::readable::{percent, signed_percent};
 
@@ -28,7 +28,7 @@ pub(super) fn human(report: &Report) -> String {
     format!("{rows}{failed}\n")
 }
 
-fn cells(row: &Row) -> Vec<String> {
+fn cells(row: &ErrorRow) -> Vec<String> {
     vec![
         row.title.clone(),
         format!("{:.1} ms", row.predicted_ms),

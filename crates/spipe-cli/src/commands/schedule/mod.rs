@@ -44,7 +44,7 @@ fn show(
     if let Some(path) = &what.output {
         picture::write(path, &trace)?;
     }
-    let data = Data { steady_unit_ms: steady, ..Data::of(order, program, &trace) };
+    let data = ScheduleOutput { steady_unit_ms: steady, ..ScheduleOutput::of(order, program, &trace) };
     match format {
         // Memories of bare schedules count activations, not bytes, so they are left out of the picture.
         Format::Human => {
@@ -98,7 +98,7 @@ impl std::fmt::Display for Words<'_> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data<'a> {
+struct ScheduleOutput<'a> {
     format_version: u32,
     span_ms: f64,
     makespan_ms: f64,
@@ -112,7 +112,7 @@ struct Data<'a> {
     order: Words<'a>,
 }
 
-impl<'a> Data<'a> {
+impl<'a> ScheduleOutput<'a> {
     fn of(order: Words<'a>, program: &Program, trace: &Trace) -> Self {
         // Spans are sorted by lane.
         let by_device = || {
@@ -150,7 +150,7 @@ fn peaks(program: &Program, trace: &Trace) -> Vec<f64> {
     program.devices().iter().map(peak).collect()
 }
 
-fn human(data: &Data<'_>, trace: &Trace) -> String {
+fn human(data: &ScheduleOutput<'_>, trace: &Trace) -> String {
     let mut figures = table(&["span", "makespan", "work", "bubble", "span bubble", "actions"], &[0, 1, 2, 3, 4, 5]);
     figures.add_row(vec![
         format!("{:.3} ms", data.span_ms),

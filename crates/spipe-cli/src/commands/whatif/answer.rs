@@ -5,7 +5,7 @@ use crate::{
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
-use spipe_base::{Diagnostic, readable::per_second};
+use spipe_base::{Bytes, Diagnostic, readable::per_second};
 use spipe_search::{
     Found,
     whatif::{JobPlanner, Look, Looked, Task, second_look},
@@ -38,7 +38,7 @@ pub struct Answerer<'a> {
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
-struct Data<'a> {
+struct AnswerOutput<'a> {
     format_version: u32,
     status: &'static str,
     question: String,
@@ -71,7 +71,7 @@ impl Answerer<'_> {
     }
 
     fn write(&self, subject: &Subject<'_>, plans: &Linked, target: Option<Target>) -> Result<(), Failure> {
-        let data = Data {
+        let data = AnswerOutput {
             format_version: 1,
             status: status(subject),
             question: report::question(subject),
@@ -147,7 +147,7 @@ fn status(subject: &Subject<'_>) -> &'static str {
     }
 }
 
-fn human(subject: &Subject<'_>, data: &Data<'_>, rows: usize) -> String {
+fn human(subject: &Subject<'_>, data: &AnswerOutput<'_>, rows: usize) -> String {
     let currency = &data.currency;
     let cost = format!("{currency} a job");
     let headings = ["", "tie", "machine", currency.as_str(), "tokens/s", "time", &cost, "plan, busiest lane", "front"];
@@ -186,12 +186,33 @@ fn human(subject: &Subject<'_>, data: &Data<'_>, rows: usize) -> String {
     );
     let table = if table.is_empty() { String::new() } else { format!("{table}\n{remark}\n\n") };
     format!(
-        "{}\n\n{}\n\n{table}{}\n{}",
+        "{}\n\n{}\n\n{table}{}{}\n{}",
         data.question,
         data.answer,
+        baselines(subject.table, &cost),
         report::front_plot(subject),
         report::lines(subject, LINES)
     )
+}
+
+/// The baselines, a row each; `cost` is the heading of the costs.
+fn baselines(table: &Table, cost: &str) -> String {
+    let mut rows = dense_table(&["machine", "baseline", "tokens/s", "time", cost, "GPU memory"], &[2, 3, 4, 5]);
+    for one in table.baselines.iter().take(LINES) {
+        rows.add_row(vec![
+            two_lines(&one.machine),
+            one.system.clone(),
+            per_second(one.tokens_per_second),
+            Hours(one.hours).to_string(),
+            report::money(one.cost_of_job.typical),
+            Bytes::new(one.gpu_memory_bytes).to_string(),
+        ]);
+    }
+    let more = match table.baselines.len().saturating_sub(LINES) {
+        0 => String::new(),
+        more => format!("… and of {more} more machines\n"),
+    };
+    if rows.is_empty() { String::new() } else { format!("Baselines: {}\n\n{rows}\n{more}\n", report::BASELINES) }
 }
 
 /// The name of a machine with its memory and its condition on a second line.

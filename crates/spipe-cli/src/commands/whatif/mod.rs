@@ -130,10 +130,13 @@ const SWEEP: f64 = 0.6;
 
 /// The plans of a file.
 fn state(path: &str) -> Result<State, Failure> {
-    serde_json::from_str(&input::text(path)?).map_err(|error| {
+    let state: State = serde_json::from_str(&input::text(path)?).map_err(|error| {
         let fault = Diagnostic::error(format!("`{path}` has no plans of a sweep: {error}"));
         Failure::input(fault.hint("`spipe whatif --shard` and `--resume` write such files"))
-    })
+    })?;
+    let hint = "plan the sweep again into a new file";
+    state.check().map_err(|error| Failure::input(Diagnostic::error(format!("`{path}`: {error}")).hint(hint)))?;
+    Ok(state)
 }
 
 fn join(what: &args::WhatifMerge, format: Format) -> Result<(), Failure> {

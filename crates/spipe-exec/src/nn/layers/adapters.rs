@@ -13,7 +13,7 @@
 
 use super::{Initialisation, Matrix, Parameter};
 use spipe_base::Diagnostic;
-use spipe_model::{Adapted, Layer, LayerKind, Lora, Matrix as Place};
+use spipe_model::{Adapted, Layer, LayerKind, Lora, Matrix as MatrixPlace};
 use std::borrow::Cow;
 
 /// The end of the names of both matrices.
@@ -31,7 +31,7 @@ pub(crate) struct Adapters {
     scale: f64,
     /// The copy that is trained in full.
     copy: Option<Parameter>,
-    /// In the order of [`Place`], which is also that of the products in a forward.
+    /// In the order of [`MatrixPlace`], which is also that of the products in a forward.
     matrices: Vec<Adapted>,
 }
 
@@ -59,7 +59,7 @@ impl Adapters {
             (_, Some([rows, columns])) => Some(Parameter::weight("token.copy", rows, columns)),
             (_, None) => None,
         };
-        if adaptation.matrices.iter().any(|adapted| adapted.matrix == Place::Table) {
+        if adaptation.matrices.iter().any(|adapted| adapted.matrix == MatrixPlace::Table) {
             return refused("those of tables are not computed", "leave the embedding out of the targets");
         }
         if adaptation.matrices.iter().any(|adapted| adapted.count != 1) {
@@ -107,19 +107,21 @@ impl Adapters {
     /// last of those that read one input.
     pub fn behind(&self, weight: &str) -> Vec<usize> {
         let here = |adapted: &Adapted| match adapted.matrix {
-            Place::Query | Place::Key | Place::Value | Place::QueryKeyValue => weight == "attention.value.weight",
-            Place::Output => weight == "attention.output.weight",
-            Place::Gate | Place::Up | Place::GateUp => weight == "mlp.up.weight",
-            Place::Down => weight == "mlp.down.weight",
-            Place::Table => weight == "token.weight",
-            Place::Head => weight == "projection.weight",
+            MatrixPlace::Query | MatrixPlace::Key | MatrixPlace::Value | MatrixPlace::QueryKeyValue => {
+                weight == "attention.value.weight"
+            }
+            MatrixPlace::Output => weight == "attention.output.weight",
+            MatrixPlace::Gate | MatrixPlace::Up | MatrixPlace::GateUp => weight == "mlp.up.weight",
+            MatrixPlace::Down => weight == "mlp.down.weight",
+            MatrixPlace::Table => weight == "token.weight",
+            MatrixPlace::Head => weight == "projection.weight",
         };
         let found = self.matrices.iter().enumerate().filter(|(_, adapted)| here(adapted));
         found.flat_map(|(index, _)| [0, 1].map(|end| self.copies() + 2 * index + end)).collect()
     }
 
     /// Whether one of them reads what one of `places` reads.
-    pub fn reads(&self, places: &[Place]) -> bool {
+    pub fn reads(&self, places: &[MatrixPlace]) -> bool {
         self.matrices.iter().any(|adapted| places.contains(&adapted.matrix))
     }
 
@@ -143,19 +145,19 @@ impl Parameter {
 }
 
 /// The name of an adapted matrix among a layer's parameters.
-const fn name(matrix: Place) -> &'static str {
+const fn name(matrix: MatrixPlace) -> &'static str {
     match matrix {
-        Place::Query => "attention.query",
-        Place::Key => "attention.key",
-        Place::Value => "attention.value",
-        Place::QueryKeyValue => "attention.query-key-value",
-        Place::Output => "attention.output",
-        Place::Gate => "mlp.gate",
-        Place::Up => "mlp.up",
-        Place::GateUp => "mlp.gate-up",
-        Place::Down => "mlp.down",
-        Place::Table => "token",
-        Place::Head => "projection",
+        MatrixPlace::Query => "attention.query",
+        MatrixPlace::Key => "attention.key",
+        MatrixPlace::Value => "attention.value",
+        MatrixPlace::QueryKeyValue => "attention.query-key-value",
+        MatrixPlace::Output => "attention.output",
+        MatrixPlace::Gate => "mlp.gate",
+        MatrixPlace::Up => "mlp.up",
+        MatrixPlace::GateUp => "mlp.gate-up",
+        MatrixPlace::Down => "mlp.down",
+        MatrixPlace::Table => "token",
+        MatrixPlace::Head => "projection",
     }
 }
 
@@ -163,12 +165,12 @@ const fn name(matrix: Place) -> &'static str {
 #[derive(Clone, Debug)]
 pub(crate) struct Bound {
     scale: f64,
-    all: Vec<(Place, [Matrix; 2])>,
+    all: Vec<(MatrixPlace, [Matrix; 2])>,
 }
 
 impl Bound {
     /// Both matrices of a place's adapter, and the factor on their product.
-    pub fn at(&self, place: Place) -> Option<([Matrix; 2], f64)> {
+    pub fn at(&self, place: MatrixPlace) -> Option<([Matrix; 2], f64)> {
         let (_, pair) = self.all.iter().find(|(known, _)| *known == place)?;
         Some((pair.clone(), self.scale))
     }

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::nn::kernels::{self, Angles, Attention, Rope};
 use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
-use spipe_model::{Block, Matrix as Place, Positions, QkNorm};
+use spipe_model::{Block, Matrix as MatrixPlace, Positions, QkNorm};
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -119,7 +119,7 @@ impl AttentionUnit {
         let mut next = || rest.next().expect("as many parameters as `parameters` lists");
         let weights = [next(), next(), next()];
         let projected = weights.map(|weight| pass.multiply(input.clone(), weight));
-        let places = ([Place::Query, Place::Key, Place::Value], Some(Place::QueryKeyValue));
+        let places = ([MatrixPlace::Query, MatrixPlace::Key, MatrixPlace::Value], Some(MatrixPlace::QueryKeyValue));
         let mut projected = pass.adapted(&input, places, projected);
         if block.qkv_bias {
             projected = projected.map(|projection| projection + next());
@@ -150,7 +150,7 @@ impl AttentionUnit {
             }
         };
         let output = pass.multiply(mixed.clone(), next());
-        let [output] = pass.adapted(&mixed, ([Place::Output], None), [output]);
+        let [output] = pass.adapted(&mixed, ([MatrixPlace::Output], None), [output]);
         if block.output_bias { output + next() } else { output }
     }
 

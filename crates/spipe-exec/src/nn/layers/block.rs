@@ -9,7 +9,7 @@ use super::{
 };
 use crate::nn::kernels::{self, GELU_CUBE, GELU_TWICE, Gelu, Swiglu};
 use burn::tensor::activation::{gelu, relu, sigmoid, silu};
-use spipe_model::{Block, Matrix as Place, Mlp, NormPlaces};
+use spipe_model::{Block, Matrix as MatrixPlace, Mlp, NormPlaces};
 
 /// A block.
 #[derive(Clone, Debug)]
@@ -120,8 +120,8 @@ impl BlockUnit {
 
     fn mlp(&self, parameters: &[Matrix], input: Matrix, pass: &PassContext) -> Matrix {
         let mut rest = parameters.iter().cloned();
-        let gates = ([Place::Gate, Place::Up], Some(Place::GateUp));
-        let linear = |rest: &mut std::iter::Cloned<std::slice::Iter<'_, Matrix>>, input: Matrix, place: Place| {
+        let gates = ([MatrixPlace::Gate, MatrixPlace::Up], Some(MatrixPlace::GateUp));
+        let linear = |rest: &mut std::iter::Cloned<std::slice::Iter<'_, Matrix>>, input: Matrix, place: MatrixPlace| {
             let [output] = self.linear(rest, &input, ([place], None), pass);
             output
         };
@@ -134,17 +134,17 @@ impl BlockUnit {
                 let [gate, up] = self.linear(&mut rest, &input, gates, pass);
                 kernels::apply(Gelu::Tanh, [&gate]).unwrap_or_else(|| replayed(&Approximate, [gate])) * up
             }
-            Mlp::Relu => relu(linear(&mut rest, input, Place::Up)),
+            Mlp::Relu => relu(linear(&mut rest, input, MatrixPlace::Up)),
             Mlp::Gelu => {
-                let inner = linear(&mut rest, input, Place::Up);
+                let inner = linear(&mut rest, input, MatrixPlace::Up);
                 kernels::apply(Gelu::Exact, [&inner]).unwrap_or_else(|| gelu(inner))
             }
             Mlp::GeluTanh => {
-                let inner = linear(&mut rest, input, Place::Up);
+                let inner = linear(&mut rest, input, MatrixPlace::Up);
                 kernels::apply(Gelu::Tanh, [&inner]).unwrap_or_else(|| replayed(&Approximate, [inner]))
             }
         };
-        linear(&mut rest, inner, Place::Down)
+        linear(&mut rest, inner, MatrixPlace::Down)
     }
 
     /// The outputs of the matrices `places`, which all read `input`, with adapters and biases.
@@ -152,7 +152,7 @@ impl BlockUnit {
         &self,
         rest: &mut impl Iterator<Item = Matrix>,
         input: &Matrix,
-        places: ([Place; N], Option<Place>),
+        places: ([MatrixPlace; N], Option<MatrixPlace>),
         pass: &PassContext,
     ) -> [Matrix; N] {
         let mut next = || rest.next().expect("as many parameters as `mlp_parameters` lists");
@@ -184,12 +184,12 @@ impl BlockUnit {
         let behind = if self.block.norms == NormPlaces::Around { 2 } else { 0 };
         let own =
             sequences * seq_len * ((2 * 2 + behind) * hidden + inner) + self.attention.saved(sequences, seq_len, ours);
-        let reads = |places: &[Place]| trains || adapters.is_some_and(|adapters| adapters.reads(places));
+        let reads = |places: &[MatrixPlace]| trains || adapters.is_some_and(|adapters| adapters.reads(places));
         let read = [
-            (hidden, reads(&[Place::Query, Place::Key, Place::Value, Place::QueryKeyValue])),
-            (self.block.query_width(), reads(&[Place::Output])),
-            (hidden, reads(&[Place::Gate, Place::Up, Place::GateUp])),
-            (intermediate, reads(&[Place::Down])),
+            (hidden, reads(&[MatrixPlace::Query, MatrixPlace::Key, MatrixPlace::Value, MatrixPlace::QueryKeyValue])),
+            (self.block.query_width(), reads(&[MatrixPlace::Output])),
+            (hidden, reads(&[MatrixPlace::Gate, MatrixPlace::Up, MatrixPlace::GateUp])),
+            (intermediate, reads(&[MatrixPlace::Down])),
         ];
         let unread: u64 = read.iter().filter(|(_, reads)| !reads).map(|(width, _)| width).sum();
         let added = adapters.map_or(0, Adapters::inner);

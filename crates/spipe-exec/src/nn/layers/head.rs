@@ -11,7 +11,7 @@ use burn::tensor::{
     IndexingUpdateOp, Int, Tensor,
     activation::{log_softmax, softmax},
 };
-use spipe_model::{Head, Matrix as Place};
+use spipe_model::{Head, Matrix as MatrixPlace};
 
 /// A head: the last norm, the projection and the loss.
 #[derive(Clone, Debug)]
@@ -57,7 +57,7 @@ impl HeadUnit {
             Some(table) => (kernels::matmul_transposed(input.clone(), table.clone()), projection),
             None => (pass.multiply(input.clone(), projection[0].clone()), &projection[1..]),
         };
-        [logits] = pass.adapted(&input, ([Place::Head], None), [logits]);
+        [logits] = pass.adapted(&input, ([MatrixPlace::Head], None), [logits]);
         if self.shape.bias {
             logits = logits + bias[0].clone();
         }

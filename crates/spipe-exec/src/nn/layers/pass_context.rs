@@ -3,7 +3,7 @@
 use super::{ActivationRecord, Convolution, KvCache, Linear, Matrix, Products, adapters::Bound, noise, product};
 use crate::data::{ImageBatch, Microbatch};
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use spipe_model::{Architecture, Condition, Matrix as Place, Model};
+use spipe_model::{Architecture, Condition, Matrix as MatrixPlace, Model};
 use std::sync::Arc;
 
 /// The kind of data that a model reads.
@@ -38,7 +38,7 @@ impl Reading {
 pub(crate) struct PassContext {
     /// Sequences or images, and tokens of each.
     pub batch: (usize, usize),
-    data: Data,
+    data: PassData,
     /// Whether the last layer returns an answer beside the loss.
     answers: bool,
     /// Keys and values of earlier tokens, if there may be any.
@@ -53,7 +53,7 @@ pub(crate) struct PassContext {
 
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each microbatch under way")]
-enum Data {
+enum PassData {
     /// Token numbers, sequences × tokens, and those of the following tokens, if known.
     Tokens { inputs: Tensor<2, Int>, targets: Option<Targets> },
     /// A row of numbers for each image, channel by channel; the classes.
@@ -96,12 +96,12 @@ impl PassContext {
                 let tokens = if let Reading::Classes { tokens } = reading { *tokens } else { 1 };
                 let pixels = matrix(batch.pixels.clone(), batch.classes.len(), device);
                 let classes = Targets::new(&batch.classes, device);
-                Self::data((batch.classes.len(), tokens), Data::Classes { pixels, classes })
+                Self::data((batch.classes.len(), tokens), PassData::Classes { pixels, classes })
             }
         }
     }
 
-    const fn data(batch: (usize, usize), data: Data) -> Self {
+    const fn data(batch: (usize, usize), data: PassData) -> Self {
         Self { batch, data, answers: false, cache: None, adapters: None, products: None, record: None }
     }
 
@@ -112,14 +112,14 @@ impl PassContext {
 
     fn text(inputs: Vec<i32>, batch: (usize, usize), targets: Option<Targets>, device: &Device) -> Self {
         let inputs = integers(inputs, [batch.0, batch.1], device);
-        Self::data(batch, Data::Tokens { inputs, targets })
+        Self::data(batch, PassData::Tokens { inputs, targets })
     }
 
     /// Images with noise, with conditions derived from `batch`.
     pub fn noisy(noise: &noise::Noisy, (batch, condition): (&ImageBatch, &Condition), device: &Device) -> Self {
         let images = batch.classes.len();
         let numbers = |numbers: &Vec<f32>| matrix(numbers.clone(), images, device);
-        let data = Data::Noise {
+        let data = PassData::Noise {
             noisy: numbers(&noise.pixels),
             noise: numbers(&noise.noise),
             sinusoids: numbers(&noise::sinusoids(&noise.steps, condition)),
@@ -178,7 +178,7 @@ impl PassContext {
     pub fn adapted<const N: usize>(
         &self,
         input: &Matrix,
-        (places, whole): ([Place; N], Option<Place>),
+        (places, whole): ([MatrixPlace; N], Option<MatrixPlace>),
         outputs: [Matrix; N],
     ) -> [Matrix; N] {
         if self.adapters.is_none() {
@@ -200,7 +200,7 @@ impl PassContext {
     }
 
     /// The output of a place's adapter, if there is one.
-    fn low_rank(&self, place: Place, input: &Matrix) -> Option<Matrix> {
+    fn low_rank(&self, place: MatrixPlace, input: &Matrix) -> Option<Matrix> {
         let ([first, second], scale) = self.adapters.as_ref()?.at(place)?;
         let inner = self.multiply(input.clone(), first);
         Some(self.multiply(inner, second).mul_scalar(scale))
@@ -238,7 +238,7 @@ impl PassContext {
     /// If the data is of another kind, which is refused before a run; likewise the functions below.
     pub fn inputs(&self) -> Tensor<2, Int> {
         match &self.data {
-            Data::Tokens { inputs, .. } => inputs.clone(),
+            PassData::Tokens { inputs, .. } => inputs.clone(),
             _ => panic!("a model that reads tokens is given images"),
         }
     }
@@ -246,25 +246,25 @@ impl PassContext {
     /// The target class of each row of the last layer, if known.
     pub fn targets(&self) -> Option<Targets> {
         match &self.data {
-            Data::Tokens { targets, .. } => targets.clone(),
-            Data::Classes { classes: targets, .. } => Some(targets.clone()),
-            Data::Noise { .. } => panic!("noise has no classes"),
+            PassData::Tokens { targets, .. } => targets.clone(),
+            PassData::Classes { classes: targets, .. } => Some(targets.clone()),
+            PassData::Noise { .. } => panic!("noise has no classes"),
         }
     }
 
     /// The images, a row each; with noise if that is to be predicted.
     pub fn pixels(&self) -> Matrix {
         match &self.data {
-            Data::Classes { pixels, .. } => pixels.clone(),
-            Data::Noise { noisy, .. } => noisy.clone(),
-            Data::Tokens { .. } => panic!("a model that reads images is given tokens"),
+            PassData::Classes { pixels, .. } => pixels.clone(),
+            PassData::Noise { noisy, .. } => noisy.clone(),
+            PassData::Tokens { .. } => panic!("a model that reads images is given tokens"),
         }
     }
 
     /// Sinusoids of the diffusion steps, and the text; a row for each image.
     pub fn condition(&self) -> [Matrix; 2] {
         match &self.data {
-            Data::Noise { sinusoids, text, .. } => [sinusoids.clone(), text.clone()],
+            PassData::Noise { sinusoids, text, .. } => [sinusoids.clone(), text.clone()],
             _ => panic!("a denoising network is given no noise"),
         }
     }
@@ -272,7 +272,7 @@ impl PassContext {
     /// The noise that was added.
     pub fn noise(&self) -> Matrix {
         match &self.data {
-            Data::Noise { noise, .. } => noise.clone(),
+            PassData::Noise { noise, .. } => noise.clone(),
             _ => panic!("a denoising network is given no noise"),
         }
     }

@@ -36,7 +36,7 @@ pub(super) const ENDS: [&str; 2] = [".lora_A.weight", ".lora_B.weight"];
 
 /// The place of an adapter's matrix in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Place {
+struct AdapterPlace {
     /// The module that it adapts.
     module: String,
     tensor: String,
@@ -49,13 +49,19 @@ struct Place {
 }
 
 /// The place of a parameter of an adapter; none if the model's files have no such module.
-fn place(family: Family, layer: &Layer, parameter: &Parameter) -> Option<Place> {
+fn place(family: Family, layer: &Layer, parameter: &Parameter) -> Option<AdapterPlace> {
     if let Some(original) = parameter.original() {
         let there = family.place(layer, &original).filter(|place| place.parts() == 1)?;
         let module = there.tensor.strip_suffix(".weight")?.to_owned();
         let [rows, columns] = there.shape[..] else { return None };
         let tensor = format!("{PREFIX}{}", there.tensor);
-        return Some(Place { module, tensor, shape: [rows, columns], turned: there.is_transposed(), whole: true });
+        return Some(AdapterPlace {
+            module,
+            tensor,
+            shape: [rows, columns],
+            turned: there.is_transposed(),
+            whole: true,
+        });
     }
     let (name, end) = ENDS.iter().zip([".lora-a", ".lora-b"]).find_map(|(end, ours)| {
         let name = parameter.name.strip_suffix(ours)?;
@@ -72,11 +78,11 @@ fn place(family: Family, layer: &Layer, parameter: &Parameter) -> Option<Place> 
     let module = there.tensor.strip_suffix(".weight")?.to_owned();
     let [rows, columns] = parameter.shape;
     let tensor = format!("{PREFIX}{module}{end}");
-    Some(Place { module, tensor, shape: [columns, rows], turned: true, whole: false })
+    Some(AdapterPlace { module, tensor, shape: [columns, rows], turned: true, whole: false })
 }
 
 /// The places of all parameters of adapters, by layer and index.
-fn places(model: &Model, parameters: &[Vec<Parameter>]) -> Result<Vec<(LayerId, usize, Place)>, WeightsError> {
+fn places(model: &Model, parameters: &[Vec<Parameter>]) -> Result<Vec<(LayerId, usize, AdapterPlace)>, WeightsError> {
     let family = Family::of(model).ok_or_else(|| WeightsError::NoLayout { model: model.name().into() })?;
     // PEFT copies a tied table for each of its users.
     let ties = model.layers().iter().any(|layer| layer.tied_to.is_some());
@@ -102,7 +108,7 @@ fn places(model: &Model, parameters: &[Vec<Parameter>]) -> Result<Vec<(LayerId, 
 pub(crate) struct AdapterFile {
     file: TensorFile,
     /// The place of each parameter.
-    tensors: BTreeMap<(LayerId, String), Place>,
+    tensors: BTreeMap<(LayerId, String), AdapterPlace>,
 }
 
 impl AdapterFile {
@@ -131,7 +137,7 @@ impl AdapterFile {
         if !differences.is_empty() {
             return Err(WeightsError::adapter(folder, model.name(), differences));
         }
-        let named = |(layer, index, place): (LayerId, usize, Place)| {
+        let named = |(layer, index, place): (LayerId, usize, AdapterPlace)| {
             ((layer, parameters[layer.index()][index].name.clone().into_owned()), place)
         };
         Ok(Self { file, tensors: places.into_iter().map(named).collect() })
@@ -140,7 +146,7 @@ impl AdapterFile {
     /// The numbers of a parameter of `layer`.
     pub fn parameter(&self, layer: LayerId, parameter: &Parameter) -> Result<Vec<f32>, TaskError> {
         let place = self.tensors.get(&(layer, parameter.name.clone().into_owned()));
-        let Place { tensor: name, turned: is_turned, shape, .. } = place
+        let AdapterPlace { tensor: name, turned: is_turned, shape, .. } = place
             .ok_or_else(|| TaskError::inconsistent(format!("`{}` has no place in the adapter", parameter.name)))?;
         let numbers = self.file.read(name).map_err(|error| TaskError::io(name, &error))?;
         if numbers.iter().any(|number| !number.is_finite()) {
@@ -191,8 +197,10 @@ pub(crate) fn save(
     let places = places(model, parameters)?;
     let fail = |path: &Path, error: &io::Error| WeightsError::file("write", path, error);
     fs::create_dir_all(folder).map_err(|error| fail(folder, &error))?;
-    let entry =
-        |(_, _, place): &(LayerId, usize, Place)| Entry { name: place.tensor.clone(), shape: place.shape.to_vec() };
+    let entry = |(_, _, place): &(LayerId, usize, AdapterPlace)| Entry {
+        name: place.tensor.clone(),
+        shape: place.shape.to_vec(),
+    };
     let entries: Vec<Entry> = places.iter().map(entry).collect();
     let path = folder.join(TENSORS);
     let written = in_place(&path, &mut |out| {
@@ -211,7 +219,7 @@ pub(crate) fn save(
 }
 
 /// The settings as PEFT writes them.
-fn config(model: &Model, places: &[(LayerId, usize, Place)], base: &str) -> Value {
+fn config(model: &Model, places: &[(LayerId, usize, AdapterPlace)], base: &str) -> Value {
     let Some(lora) = model.lora() else { return Value::Null };
     let alpha = lora.alpha.unwrap_or(2.0 * lora.rank as f64);
     let alpha = if alpha.fract() == 0.0 && alpha < 1e15 { json!(alpha as u64) } else { json!(alpha) };
@@ -234,14 +242,14 @@ fn config(model: &Model, places: &[(LayerId, usize, Place)], base: &str) -> Valu
 }
 
 /// The last words of the names of modules that are trained in full; none without any.
-fn modules_to_save(places: &[(LayerId, usize, Place)]) -> Option<BTreeSet<&str>> {
+fn modules_to_save(places: &[(LayerId, usize, AdapterPlace)]) -> Option<BTreeSet<&str>> {
     let whole = places.iter().map(|(_, _, place)| place).filter(|place| place.whole);
     let words: BTreeSet<&str> = whole.filter_map(|place| place.module.rsplit('.').next()).collect();
     (!words.is_empty()).then_some(words)
 }
 
 /// The ends of the adapted modules' names, as short as they select these modules alone.
-fn target_modules(model: &Model, places: &[(LayerId, usize, Place)]) -> Vec<String> {
+fn target_modules(model: &Model, places: &[(LayerId, usize, AdapterPlace)]) -> Vec<String> {
     let adapters = places.iter().map(|(_, _, place)| place).filter(|place| !place.whole);
     let adapted: BTreeSet<&str> = adapters.map(|place| place.module.as_str()).collect();
     let others = modules(model);

@@ -3,7 +3,7 @@
 //! `tests/python/architectures.py` made the table. It has no weights: every number of a tensor follows
 //! from the tensor's name.
 
-use super::layout::{Family, Place};
+use super::layout::{Family, TensorPlace};
 use crate::{
     data::{Batch, Microbatch},
     device::cores,
@@ -25,7 +25,7 @@ const VOCABULARY: i32 = 40;
 
 /// The numbers of a tensor: 0.3 (2 f − 1), where f is the fraction of 43758.5453 sin(h + 12.9898 i), and
 /// one more for norms.
-fn numbers(place: &Place) -> Vec<f32> {
+fn numbers(place: &TensorPlace) -> Vec<f32> {
     let start = place.tensor.bytes().fold(0_u64, |start, letter| (31 * start + u64::from(letter)) % 1_000_003);
     let one = if place.tensor.ends_with("norm.weight") { 1.0 } else { 0.0 };
     let number = |index: usize| {

@@ -34,7 +34,7 @@ pub(super) enum Family {
 
 /// The place of a parameter in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct TensorPlace {
     /// The tensor's name.
     pub tensor: String,
     /// The tensor's shape.
@@ -118,7 +118,7 @@ impl Family {
     }
 
     /// The place of a parameter of `layer`; none if the family does not have it.
-    pub fn place(self, layer: &Layer, parameter: &Parameter) -> Option<Place> {
+    pub fn place(self, layer: &Layer, parameter: &Parameter) -> Option<TensorPlace> {
         let (name, kind) = parameter.name.rsplit_once('.')?;
         let index = layer.name.rsplit_once('.').map_or("", |(_, index)| index);
         let (stem, part) = match (&layer.kind, self) {
@@ -142,7 +142,7 @@ impl Family {
             (true, false) => vec![rows, columns * part.1],
             (false, _) => vec![columns * part.1],
         };
-        Some(Place { tensor: format!("{stem}.{kind}"), shape, transposed, part, size: parameter.shape })
+        Some(TensorPlace { tensor: format!("{stem}.{kind}"), shape, transposed, part, size: parameter.shape })
     }
 
     /// The prefix of names in block `index`.
@@ -212,7 +212,7 @@ fn at_end(name: &str, norm: &str, projection: &str) -> Option<String> {
 
 /// The class token and the positions have one more dimension; the projection is the weight of a
 /// convolution.
-fn patches(shape: &PatchEmbedding, parameter: &Parameter) -> Option<Place> {
+fn patches(shape: &PatchEmbedding, parameter: &Parameter) -> Option<TensorPlace> {
     let [rows, columns] = parameter.shape;
     let (channels, patch) = (shape.channels as usize, shape.patch as usize);
     let (tensor, there, transposed) = match &*parameter.name {
@@ -223,10 +223,10 @@ fn patches(shape: &PatchEmbedding, parameter: &Parameter) -> Option<Place> {
         _ => return None,
     };
     let tensor = format!("vit.embeddings.{tensor}");
-    Some(Place { tensor, shape: there, transposed, part: (0, 1), size: parameter.shape })
+    Some(TensorPlace { tensor, shape: there, transposed, part: (0, 1), size: parameter.shape })
 }
 
-impl Place {
+impl TensorPlace {
     /// Number of parameters in the tensor.
     pub const fn parts(&self) -> usize {
         self.part.1
@@ -386,7 +386,7 @@ mod tests {
     #[test]
     fn numbers_find_their_place_and_back() {
         let tensor: Vec<f32> = (0..12).map(|number| number as f32).collect();
-        let place = |transposed, part, size| Place { tensor: "t".into(), shape: vec![], transposed, part, size };
+        let place = |transposed, part, size| TensorPlace { tensor: "t".into(), shape: vec![], transposed, part, size };
         // Rows of outputs, such as [[0, 1, 2], [3, 4, 5], …].
         let turned = place(true, (0, 1), [3, 4]);
         assert_eq!(turned.take(&tensor), [0.0, 3.0, 6.0, 9.0, 1.0, 4.0, 7.0, 10.0, 2.0, 5.0, 8.0, 11.0]);

@@ -3,7 +3,7 @@
 use super::{
     Index, IndexMetadata, WeightsError,
     file_names::{FILE, INDEX},
-    layout::{Family, Place},
+    layout::{Family, TensorPlace},
 };
 use crate::{
     nn::layers::Parameter,
@@ -22,7 +22,7 @@ use std::{
 /// A tensor to be written, and its parameters.
 struct WholeTensor {
     entry: Entry,
-    parts: Vec<(LayerId, usize, Place)>,
+    parts: Vec<(LayerId, usize, TensorPlace)>,
 }
 
 /// A function that returns the numbers of a parameter by layer and index.

@@ -1,7 +1,7 @@
 //! Boundaries: outputs and gradients pass from stage to stage, by double-buffered copies between
 //! devices.
 
-use super::{Done, Lowering};
+use super::{Done, PipelineLowering};
 use crate::lower::flows::route;
 use crate::{Access, Anchor, Content, Edge, Flow, Lifetime, NewAction};
 use spipe_base::{
@@ -18,7 +18,7 @@ pub(super) struct Crossing {
     pub copy: Option<ActionId>,
 }
 
-impl Lowering<'_> {
+impl PipelineLowering<'_> {
     /// The buffer that a stage writes for its neighbour, in its own memory; `None` at the ends of
     /// the model.
     pub(super) fn out(&mut self, stage: StageId, microbatch: MicrobatchId, forward: bool) -> Option<BufferId> {

@@ -2,7 +2,7 @@
 //! ZeRO-Offload, 2021, section 4.1). A device holds those of two stages: one in computation, and
 //! one being copied.
 
-use super::Lowering;
+use super::PipelineLowering;
 use crate::{Access, Anchor, Content, Edge, Lifetime, ProgramBuilder};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, IdleCause, MemoryId, MicrobatchId, Payload, SimTime, StageId, Subject,
@@ -22,7 +22,7 @@ pub(super) fn on_host(
     (builder.buffer(content, host, bytes, lifetime), before)
 }
 
-impl Lowering<'_> {
+impl PipelineLowering<'_> {
     /// The buffer for the gradients of one microbatch, if they are copied to the host at once.
     pub(super) fn leaving_gradients(&mut self, stage: StageId) -> Option<BufferId> {
         let here = &self.stations[stage];

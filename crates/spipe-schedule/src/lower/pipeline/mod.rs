@@ -28,14 +28,14 @@ use tied::Borrowed;
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let order = order_of(context, placement)?;
     let mut builder = machine(context, placement);
-    Lowering::new(context, placement, &order, &mut builder).run(&order)?;
+    PipelineLowering::new(context, placement, &order, &mut builder).run(&order)?;
     builder.build()
 }
 
 type Key = (StageId, MicrobatchId);
 
 /// The state of lowering one placement.
-struct Lowering<'a> {
+struct PipelineLowering<'a> {
     context: &'a Context<'a>,
     builder: &'a mut ProgramBuilder,
     /// The slots of a boundary on either side: 2 is double buffering.
@@ -84,7 +84,7 @@ struct Done {
     copied_out: Vec<ActionId>,
 }
 
-impl<'a> Lowering<'a> {
+impl<'a> PipelineLowering<'a> {
     fn new(context: &'a Context<'a>, placement: &Placement, order: &Order, builder: &'a mut ProgramBuilder) -> Self {
         let stations: IdVec<StageId, Station> =
             placement.stages.ids().map(|id| Station::new(context, placement, id, builder)).collect();

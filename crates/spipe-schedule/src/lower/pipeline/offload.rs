@@ -13,7 +13,7 @@
 //! nvme0.write             └─► offload            nvme0.read ───┘
 //! ```
 
-use super::Lowering;
+use super::PipelineLowering;
 use crate::lower::{
     drives::copy,
     flows::{Transfer, route},
@@ -66,7 +66,7 @@ impl Offloads {
     }
 }
 
-impl Lowering<'_> {
+impl PipelineLowering<'_> {
     /// Copies the activations in `saved` to the host, after their forward.
     pub(super) fn offload(&mut self, stage: StageId, microbatch: MicrobatchId, (saved, forward): (BufferId, ActionId)) {
         let here = &self.stations[stage];

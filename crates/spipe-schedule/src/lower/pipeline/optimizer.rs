@@ -1,7 +1,7 @@
 //! Optimizer steps on the stage's own device, or on a CPU socket that receives the gradients and
 //! returns the parameters.
 
-use super::{Done, Lowering, gradients::on_host};
+use super::{Done, PipelineLowering, gradients::on_host};
 use crate::lower::drives::{DriveState, Read};
 use crate::lower::flows::{copying, lifetime_of_updated, read_for_norm};
 use crate::lower::steps::{Gradients, Phase, Update, Updates, add_step};
@@ -28,7 +28,7 @@ pub(in crate::lower) struct Step {
     gradients: Access,
 }
 
-impl Updates for Lowering<'_> {
+impl Updates for PipelineLowering<'_> {
     type Key = StageId;
     type Step = Step;
 
@@ -103,7 +103,7 @@ impl Updates for Lowering<'_> {
     }
 }
 
-impl Lowering<'_> {
+impl PipelineLowering<'_> {
     /// The sum of `part` over the layers of a stage, in the precision of its device.
     fn bytes(&self, step: &Step, part: fn(&LayerMemory) -> Bytes) -> Bytes {
         let layers = self.stations[step.stage].stage.layers;

@@ -10,7 +10,7 @@
 //! copies alike after an all-reduce of their gradients (Shoeybi et al., 2019), which moves as many
 //! bytes and holds the optimizer state twice.
 
-use super::Lowering;
+use super::PipelineLowering;
 use crate::lower::flows::{dram_flow, route};
 use crate::{Access, Content, Lifetime, NewAction};
 use spipe_base::{ActionKind, BufferId, Bytes, DeviceId, LayerRange, MemoryId, Payload, SimTime, StageId, Subject};
@@ -33,12 +33,12 @@ pub(super) struct Borrowed {
 
 impl Borrowed {
     /// The borrowed gradients of all stages.
-    pub fn all(lowering: &mut Lowering<'_>) -> BTreeMap<StageId, Self> {
+    pub fn all(lowering: &mut PipelineLowering<'_>) -> BTreeMap<StageId, Self> {
         let stages: Vec<StageId> = lowering.stations.ids().collect();
         stages.into_iter().filter_map(|stage| Some((stage, Self::of(lowering, stage)?))).collect()
     }
 
-    fn of(lowering: &mut Lowering<'_>, stage: StageId) -> Option<Self> {
+    fn of(lowering: &mut PipelineLowering<'_>, stage: StageId) -> Option<Self> {
         let here = &lowering.stations[stage];
         let tie = lowering.context.model.borrows(here.stage.layers)?;
         let (owner, there) = lowering.stations.enumerate().find(|(_, other)| other.stage.layers.contains(tie.owner))?;
@@ -62,7 +62,7 @@ fn wire(context: &Context<'_>, tie: Tie, devices: [DeviceId; 2]) -> Bytes {
     of(devices[0]).min(of(devices[1]))
 }
 
-impl Lowering<'_> {
+impl PipelineLowering<'_> {
     /// The tied parameters that a stage borrows.
     pub(super) fn tied_parameters(&self, stage: StageId) -> Option<Access> {
         self.borrowed.get(&stage).map(|borrowed| Access::new(borrowed.parameters, 0))

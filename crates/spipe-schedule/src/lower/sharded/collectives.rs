@@ -1,6 +1,6 @@
 //! Collectives: all-gather of parameters, and reduce-scatter of gradients.
 
-use super::Lowering;
+use super::ShardedLowering;
 use crate::lower::flows::route;
 use crate::{Access, Content, Flow, Lifetime, NewAction};
 use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Collective, LaneId, MemoryId, Payload, SimTime, Subject};
@@ -15,7 +15,7 @@ pub(super) struct Whole {
     pub shard: Bytes,
 }
 
-impl Lowering<'_> {
+impl ShardedLowering<'_> {
     /// Adds the gather of a stage's parameters on a device: its own shard from the host, if it is
     /// there, and the others from the other devices. A single device copies the whole tensor from
     /// the host.

@@ -12,7 +12,7 @@
 //! A device has [`LOAD_SLOTS`](spipe_plan::LOAD_SLOTS) shards in DRAM for gathers. A ring passes on what
 //! the other devices have there, so that a shard is there until all devices have gathered it.
 
-use super::{Lowering, collectives::Whole, optimizer::Step};
+use super::{ShardedLowering, collectives::Whole, optimizer::Step};
 use crate::{
     Access, Content, Lifetime,
     lower::drives::{copy, over_route},
@@ -29,7 +29,7 @@ pub(super) struct Arrived {
     uses: BTreeMap<usize, Vec<ActionId>>,
 }
 
-impl Lowering<'_> {
+impl ShardedLowering<'_> {
     /// Adds the reads of a stage's shards, and of those that it borrows, where all devices gather it next.
     pub(super) fn read_shards(&mut self, stage: usize) {
         for at in 0..self.participants.len() {

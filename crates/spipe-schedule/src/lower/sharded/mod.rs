@@ -40,12 +40,12 @@ use spipe_plan::{Context, Placement, Use};
 /// The program of a sharded system.
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let mut builder = machine(context, placement);
-    Lowering::new(context, placement, &mut builder).run()?;
+    ShardedLowering::new(context, placement, &mut builder).run()?;
     builder.build()
 }
 
 /// The state of lowering one placement.
-struct Lowering<'a> {
+struct ShardedLowering<'a> {
     context: &'a Context<'a>,
     builder: &'a mut ProgramBuilder,
     participants: Vec<Participant>,
@@ -66,7 +66,7 @@ struct Lowering<'a> {
     faults: Faults,
 }
 
-impl<'a> Lowering<'a> {
+impl<'a> ShardedLowering<'a> {
     fn new(context: &'a Context<'a>, placement: &Placement, builder: &'a mut ProgramBuilder) -> Self {
         let devices = placement.replicas();
         let share = |at: usize| Part { index: at as u32, of: devices.len() as u32 };

@@ -1,6 +1,6 @@
 //! Optimizer steps of shards, on each device or on its socket.
 
-use super::{Lowering, participant::State};
+use super::{ShardedLowering, participant::State};
 use crate::lower::drives::{DriveState, Read};
 use crate::lower::flows::{lifetime_of_updated, read_for_norm};
 use crate::lower::steps::{Gradients, Phase, Update, Updates, add_step};
@@ -21,7 +21,7 @@ pub(in crate::lower) struct Step {
     lane: LaneId,
 }
 
-impl Updates for Lowering<'_> {
+impl Updates for ShardedLowering<'_> {
     type Key = (usize, usize);
     type Step = Step;
 
@@ -98,7 +98,7 @@ impl Updates for Lowering<'_> {
     }
 }
 
-impl Lowering<'_> {
+impl ShardedLowering<'_> {
     /// Adds a step that reads the first of two versions of the state and writes the second.
     fn update_with(&mut self, step: &Step, state: (Access, Access)) -> Update {
         let Step { at, stage, subject, gradients, memory, .. } = *step;

@@ -1,7 +1,7 @@
 //! Tied parameters of layers in two stages. The stage that borrows them gathers them as well, and
 //! the reduced gradients from its use are added to the owner's before the optimizer step.
 
-use super::{Lowering, collectives::Whole};
+use super::{ShardedLowering, collectives::Whole};
 use crate::lower::flows::dram_flow;
 use crate::{Access, Anchor, Content, Edge, Lifetime, NewAction};
 use spipe_base::{ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneRole, LayerRange, SimTime, StageId, Subject};
@@ -38,7 +38,7 @@ impl Borrowed {
     }
 }
 
-impl Lowering<'_> {
+impl ShardedLowering<'_> {
     /// The borrowed parameters of a stage, with the stage of their owner.
     pub(super) fn borrowed_whole(&self, at: usize, stage: usize) -> Option<(usize, Whole)> {
         let part = &self.participants[at].parts[stage];

@@ -1,7 +1,7 @@
 //! Tensors between chunks: activations forward, gradients backward, and checkpoints from forward to
 //! backward chunks.
 
-use super::{Lowering, Visit};
+use super::{StreamedLowering, Visit};
 use crate::{Access, Anchor, Content, Edge};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerId, MicrobatchId,
@@ -16,7 +16,7 @@ struct Passed {
     subject: Subject,
 }
 
-impl Lowering<'_> {
+impl StreamedLowering<'_> {
     /// Passes the output of each forward chunk to the next one.
     pub(super) fn carry_forward(&mut self) -> Result<(), Faults> {
         for chunk in 1..self.spec.forward.len() {

@@ -1,6 +1,6 @@
 //! Streamed systems from stage times alone.
 
-use super::{Chunk, Links, Lowering, Spec, Transfer, UpdateOrder};
+use super::{Chunk, Links, Spec, StreamedLowering, Transfer, UpdateOrder};
 use crate::{Program, ProgramBuilder, Shape, StageTimes};
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, LayerId, LayerRange, MemoryId, SimTime};
 use spipe_plan::ExchangePolicy;
@@ -117,7 +117,7 @@ pub fn bare_streamed(
         streams: times.load > SimTime::ZERO,
         ..spec(microbatches)
     };
-    Lowering::build(&spec, &PerUnit { host, load: times.load, evict: SimTime::ZERO }, builder)
+    StreamedLowering::build(&spec, &PerUnit { host, load: times.load, evict: SimTime::ZERO }, builder)
 }
 
 /// The times of one unit of Superpipeline.
@@ -179,7 +179,7 @@ pub fn bare_superpipeline_after(
     let write_back = times.evict > SimTime::ZERO;
     let exchange = ExchangePolicy { resident, swap, ..PAIR };
     let spec = Spec { forward, exchange, preloaded, write_back, streams: true, ..spec(1) };
-    Lowering::build(&spec, &PerUnit { host, load: times.load, evict: times.evict }, builder)
+    StreamedLowering::build(&spec, &PerUnit { host, load: times.load, evict: times.evict }, builder)
 }
 
 /// Double buffering: one chunk computes while the next one arrives.

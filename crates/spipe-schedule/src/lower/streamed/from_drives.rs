@@ -10,11 +10,11 @@
 //!
 //! A device has [`LOAD_SLOTS`](spipe_plan::LOAD_SLOTS) copies in DRAM; the steps of a socket have slots as those of states.
 
-use super::{Lowering, Visit, optimizer::Complete, tied::Borrowed, weights::Piece};
+use super::{StreamedLowering, Visit, optimizer::Complete, tied::Borrowed, weights::Piece};
 use crate::{Access, Content, Lifetime, lower::drives::copy_all};
 use spipe_base::{ActionId, Bytes, Faults, LayerRange, MemoryId, Payload, Subject};
 
-impl Lowering<'_> {
+impl StreamedLowering<'_> {
     /// The parameters of a piece on the host for a copy to the device of `first`: in their home, or
     /// read from their drive, of which the copy moves `moved`.
     pub(super) fn on_host(&mut self, first: Visit, (piece, moved): (Piece, Bytes)) -> Result<Access, Faults> {

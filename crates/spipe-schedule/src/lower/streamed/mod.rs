@@ -175,7 +175,7 @@ struct Spec {
 type Key = (usize, usize);
 
 /// The state of building one program.
-struct Lowering<'a> {
+struct StreamedLowering<'a> {
     spec: &'a Spec,
     links: &'a dyn Links,
     builder: &'a mut ProgramBuilder,
@@ -213,10 +213,10 @@ struct Lowering<'a> {
     loads: Loads,
 }
 
-impl Lowering<'_> {
+impl StreamedLowering<'_> {
     /// The program of `spec`.
     fn build(spec: &Spec, links: &dyn Links, mut builder: ProgramBuilder) -> Result<Program, Faults> {
-        let mut this = Lowering {
+        let mut this = StreamedLowering {
             spec,
             links,
             builder: &mut builder,

@@ -2,7 +2,7 @@
 //! steps and their undo.
 
 use super::{
-    Lowering, Transfer, UpdateOrder, Visit,
+    StreamedLowering, Transfer, UpdateOrder, Visit,
     priority::{Pending, by_need, ends_of_backwards},
     tied::Arrived,
 };
@@ -65,7 +65,7 @@ struct Progress {
     steps: Vec<Speculative>,
 }
 
-impl Lowering<'_> {
+impl StreamedLowering<'_> {
     /// Adds all optimizer steps. Gradients of streamed chunks are copied to the host after their
     /// last microbatch; the steps of chunks that stay run on their devices.
     pub(super) fn update(&mut self) -> Result<(), Faults> {

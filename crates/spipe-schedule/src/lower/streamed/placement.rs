@@ -1,6 +1,6 @@
 //! The specification of a placement.
 
-use super::{Chunk, Links, Lowering, Spec, Transfer, UpdateOrder, tied::Borrowed};
+use super::{Chunk, Links, Spec, StreamedLowering, Transfer, UpdateOrder, tied::Borrowed};
 use crate::lower::{
     flows::{dram_flow, optimizer_step, read_for_norm, route},
     machine::machine,
@@ -57,7 +57,7 @@ pub(in crate::lower) fn lower(context: &Context<'_>, placement: &Placement) -> R
         redoes: speculates && workload.clip_norm.is_some(),
         arithmetic_undo: set(Knob::ArithmeticUndo),
     };
-    Lowering::build(&spec, &Routes(context), machine(context, placement))
+    StreamedLowering::build(&spec, &Routes(context), machine(context, placement))
 }
 
 /// The chunk of a stage in one pass.

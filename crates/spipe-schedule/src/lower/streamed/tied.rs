@@ -7,7 +7,7 @@
 //! chunk on the same device reads them there; one on another device has a copy, which is renewed
 //! after each optimizer step.
 
-use super::{Lowering, Transfer, Unit, Visit};
+use super::{StreamedLowering, Transfer, Unit, Visit};
 use crate::{Access, Content, Lifetime, NewAction};
 use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Faults, LaneId, LaneRole, LayerRange, Payload, Subject};
 use spipe_model::Tie;
@@ -28,7 +28,7 @@ pub(super) struct Arrived {
     gradients: Access,
 }
 
-impl Lowering<'_> {
+impl StreamedLowering<'_> {
     /// Adds the buffer of borrowed parameters for a unit.
     pub(super) fn hold_tied(&mut self, unit: &Unit, lifetime: Lifetime) {
         let first = unit.visits[0];

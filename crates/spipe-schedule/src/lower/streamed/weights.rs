@@ -1,7 +1,7 @@
 //! Streamed parameters: k units are resident, and k′ are exchanged at a time. Chunks that stay are
 //! not part of the exchange.
 
-use super::{Chunk, Lowering, Transfer};
+use super::{Chunk, StreamedLowering, Transfer};
 use crate::{Content, Lifetime};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, Faults, IdleCause, LaneId, LaneRole, LayerId, LayerRange, MemoryId, Payload,
@@ -36,7 +36,7 @@ pub(super) struct Piece {
     pub shelf: Option<MemoryId>,
 }
 
-impl Lowering<'_> {
+impl StreamedLowering<'_> {
     /// Adds the buffers of parameters on the host, in pieces such that every chunk of either pass
     /// consists of whole pieces.
     pub(super) fn hold_parameters(&mut self) {

@@ -1,0 +1,66 @@
+//! Baselines: estimates of closed forms. No plan, trace or export stands behind them, so that they are never ranked.
+
+use crate::{Candidate, Figures, Job};
+use serde::Serialize;
+use spipe_market::Range;
+
+/// The estimate of one training on one machine by a closed form.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Estimate {
+    /// The rate.
+    pub tokens_per_second: f64,
+    /// The busy share of the GPUs.
+    pub gpu_share: f64,
+    /// The bytes that each GPU holds.
+    pub gpu_memory_bytes: u64,
+}
+
+/// A machine with the figures of a baseline, in the units of [`Row`](super::Row).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Baseline {
+    /// The name of the machine.
+    pub machine: String,
+    /// The name of the baseline.
+    pub system: String,
+    /// The price without tax.
+    pub price: Range,
+    /// The estimated rate over all trainings.
+    pub tokens_per_second: f64,
+    /// The hours of the job; of a year where there are several trainings.
+    pub hours: f64,
+    /// Whether every training ends before the deadline; null without a deadline.
+    pub meets_deadline: Option<bool>,
+    /// The cost in those hours.
+    pub cost_of_job: Range,
+    /// The typical cost of a million tokens.
+    pub cost_per_million_tokens: f64,
+    /// The energy in those hours.
+    pub kwh: f64,
+    /// The mean power at the wall.
+    pub watts: f64,
+    /// The bytes that each GPU holds in the training that needs most.
+    pub gpu_memory_bytes: u64,
+}
+
+impl Baseline {
+    /// The figures of a named baseline, given its estimate of each training.
+    pub fn of(job: &Job, candidate: &Candidate, (system, estimates): (&str, &[Estimate])) -> Self {
+        let rates: Vec<(f64, f64, f64)> =
+            estimates.iter().map(|estimate| (estimate.tokens_per_second, estimate.gpu_share, 0.0)).collect();
+        let figures = Figures::of(job, candidate, &rates);
+        Self {
+            machine: candidate.name(),
+            system: system.to_owned(),
+            price: candidate.price.range,
+            tokens_per_second: figures.tokens_per_second,
+            hours: figures.hours,
+            meets_deadline: figures.meets_deadline(job),
+            cost_of_job: figures.cost,
+            cost_per_million_tokens: figures.cost_per_million_tokens(),
+            kwh: figures.kwh(),
+            watts: figures.watts,
+            gpu_memory_bytes: estimates.iter().map(|estimate| estimate.gpu_memory_bytes).max().unwrap_or_default(),
+        }
+    }
+}
