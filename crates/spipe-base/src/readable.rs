@@ -60,14 +60,41 @@ pub fn range(first: &str, last: &str) -> String {
 /// assert_eq!(ranges(["gpu4", "gpu5", "gpu6", "cpu1"]), ["gpu4..gpu6", "cpu1"]);
 /// ```
 pub fn ranges<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<String> {
-    let mut runs: Vec<(&str, &str)> = Vec::new();
+    runs(names).into_iter().map(|(first, last, _)| range(first, last)).collect()
+}
+
+/// The first and the last of each run of names with consecutive numbers, and their number.
+fn runs<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<(&'a str, &'a str, usize)> {
+    let mut runs: Vec<(&str, &str, usize)> = Vec::new();
     for name in names {
         match runs.last_mut() {
-            Some((_, last)) if follows(last, name) => *last = name,
-            _ => runs.push((name, name)),
+            Some((_, last, count)) if follows(last, name) => (*last, *count) = (name, *count + 1),
+            _ => runs.push((name, name, 1)),
         }
     }
-    runs.into_iter().map(|(first, last)| range(first, last)).collect()
+    runs
+}
+
+/// Names in backticks for a sentence; a run of names with consecutive numbers is given by its first and its last.
+///
+/// ```
+/// use spipe_base::readable::listed;
+///
+/// let names = ["gpu0", "gpu1", "gpu2", "dram0"];
+/// assert_eq!(listed(&names), "`gpu0` to `gpu2` and `dram0`");
+/// ```
+pub fn listed(names: &[&str]) -> String {
+    let run = |(first, last, count): (&str, &str, usize)| match count {
+        1 => vec![format!("`{first}`")],
+        2 => vec![format!("`{first}`"), format!("`{last}`")],
+        _ => vec![format!("`{first}` to `{last}`")],
+    };
+    let words: Vec<String> = runs(names.iter().copied()).into_iter().flat_map(run).collect();
+    match words.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, others)) => format!("{} and {last}", others.join(", ")),
+        None => "the machine".into(),
+    }
 }
 
 /// The names that [`few`] shows at most; ranges count once.

@@ -155,7 +155,7 @@ fn impossible_trainings_are_refused() {
         (check(&llama(), state(Optimizer::Adamw8bit, StateFormat::F32)), "`adamw-8bit` has no state of format `f32`"),
         (
             check(&llama(), state(Optimizer::PagedAdamw, StateFormat::EightBit)),
-            "no state of format `8bit`\nhint: use `--optimizer paged-adamw-8bit`",
+            "no state of format `8bit`\nhint: use `option optimizer paged-adamw-8bit`",
         ),
         (
             check(&llama(), with(Formats { optimizer_in_backward: true, ..Formats::PLAIN })),

@@ -144,14 +144,14 @@ fn plans_that_cannot_be_expressed_are_refused_with_the_nearest_that_can() {
         (plan(System::Mobius, &["gpu0", "gpu1"], &streamed, &[]), "streamed from the host", "zero-offload"),
         (plan(System::ZeroOffloadDelayed, &["gpu0"], &on_host, &[]), "one iteration old", "zero-offload"),
         (plan(System::ZeroOffload, &["gpu0"], &on_host, leave), "with each microbatch", "without `gradients-leave`"),
-        (plan(System::Fsdp, &["gpu0", "gpu0"], &same, &[]), "no pipeline", "spipe export fsdp"),
+        (plan(System::Fsdp, &["gpu0", "gpu0"], &same, &[]), "no pipeline", "command export fsdp"),
     ];
     for (plan, reason, nearest) in &cases {
         let said = torch(plan, None).unwrap_err().to_string();
         assert!(said.contains(reason) && said.contains(nearest), "{said}");
     }
     let said = fsdp(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[])).unwrap_err().to_string();
-    assert!(said.contains("use `spipe export torch`"), "{said}");
+    assert!(said.contains("use `command export torch`"), "{said}");
     let said = deepspeed(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[]), None).unwrap_err().to_string();
     assert!(said.contains("is none of DeepSpeed's"), "{said}");
 }

@@ -249,8 +249,8 @@ pub struct LayerTimeFile {
     pub backward_input: Text<Seconds>,
     /// The part of the backward that yields the gradients of the weights.
     pub backward_weight: Text<Seconds>,
-    /// The additional time of the backward if activations were offloaded: those that are not copied
-    /// are recomputed from those that are. Zero if all are copied.
+    /// The additional time of the backward if activations were offloaded: only the outputs of products with weights
+    /// are copied, and the other activations are recomputed from them. Zero if all activations are copied.
     pub replay: Option<Text<Seconds>>,
 }
 

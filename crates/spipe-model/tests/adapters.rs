@@ -155,7 +155,7 @@ fn faults_say_what_is_wrong_and_what_is_near() {
         assert!(faults.to_string().contains(expected), "{lora}: {faults}");
     }
     for (lora, expected) in [
-        ("targets=q", "`--lora` has no rank"),
+        ("targets=q", "`option lora` has no rank"),
         ("rank=0", "`rank=0` is not a rank"),
         ("rank=8,alpha=-1", "`alpha=-1` is not a number above 0"),
         ("rank=8,dropout=1", "`dropout=1` is not a share"),

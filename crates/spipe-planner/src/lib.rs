@@ -75,7 +75,6 @@ mod runner;
 
 pub use candidates::candidates;
 pub use feasibility::closest::refusal_of;
-pub use feasibility::names::listed;
 pub use feasibility::shortage::enough_in_total;
 pub use improve::readable::{readable, runs_of_layers};
 pub use problem::{

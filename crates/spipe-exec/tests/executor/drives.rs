@@ -226,7 +226,7 @@ fn a_drive_without_a_folder_is_refused_before_anything_runs() {
     let setup = Setup { system: System::ZeroOffload, stages: &SOCKET, knobs: &[], ..Setup::default() };
     let error = train(&setup, &all_devices(&setup, Backend::Ndarray, 1)).expect_err("no folder").to_string();
     assert!(error.contains("the plan uses the drive `nvme0`, which has no folder"), "{error}");
-    assert!(error.contains("--drive nvme0=FOLDER"), "{error}");
+    assert!(error.contains("`option drive nvme0=FOLDER"), "{error}");
     let error = train(&setup, &options(&setup, 1, Path::new("/nowhere/at/all"))).expect_err("no folder");
     assert!(matches!(error, RunError::Drive(_)), "{error}");
     assert!(error.to_string().starts_with("`/nowhere/at/all/nvme0.state` cannot be written: "), "{error}");

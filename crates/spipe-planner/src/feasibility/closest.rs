@@ -1,10 +1,7 @@
 //! The generated candidate that lacks the fewest bytes, as the reason why nothing fits.
 
-use crate::{
-    feasibility::names::listed,
-    problem::{PlanError, Problem},
-};
-use spipe_base::{Bytes, Diagnostic, MemoryId, StageId};
+use crate::problem::{PlanError, Problem};
+use spipe_base::{Bytes, Diagnostic, MemoryId, StageId, readable::listed};
 use spipe_plan::{Context, Placement, StageFootprint, check, check_shape, footprint};
 use std::collections::BTreeMap;
 

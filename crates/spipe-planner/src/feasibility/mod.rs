@@ -3,9 +3,7 @@
 //! - [`capacity`]: exact feasibility of pipelines, one or several stages per device
 //! - [`shortage`]: reasons before any search and over all partitions of subproblems
 //! - [`closest`]: the generated candidate that lacks the fewest bytes
-//! - [`names`]: lists of names in messages
 
 pub(crate) mod capacity;
 pub(crate) mod closest;
-pub(crate) mod names;
 pub(crate) mod shortage;

@@ -2,12 +2,12 @@
 
 use crate::{
     costs::{CostSums, HostOffload, StageSlot},
-    feasibility::{closest::closest as shortage_of_closest, names::listed},
+    feasibility::closest::closest as shortage_of_closest,
     problem::PlanError,
     space::subproblem::{Partition, Subproblem},
 };
 use rayon::prelude::*;
-use spipe_base::{Bytes, LayerId, MemoryId};
+use spipe_base::{Bytes, LayerId, MemoryId, readable::listed};
 use spipe_cost::Mode;
 use spipe_hardware::{Memory, MemoryKind};
 use spipe_plan::{Context, Placement, System};

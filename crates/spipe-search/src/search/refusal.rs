@@ -4,9 +4,9 @@ use crate::{
     error::SearchError,
     request::{Request, drives::DriveFor, spelling::Spelling},
 };
-use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId};
+use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, readable::listed};
 use spipe_hardware::{Device, Hardware};
-use spipe_planner::{PlanError, SYSTEMS, listed};
+use spipe_planner::{PlanError, SYSTEMS};
 use std::collections::BTreeSet;
 
 /// The error of the search that an error of the planner is.

@@ -23,7 +23,7 @@ pub fn check(what: &args::Schedule, given: &Given) -> Result<(), Failure> {
         "spipe" | "mobius" => [&SHAPE[..], &ROUNDS].concat(),
         // The file has the shape.
         "custom" => [&TIMES[..], &["weight-grad-memory"]].concat(),
-        other => [&SHAPE[..], &TIMES, orders::System::named(other)?.options].concat(),
+        other => [&SHAPE[..], &TIMES, orders::Orderable::named(other)?.options].concat(),
     };
     let all = [&SHAPE[..], &TIMES, &ROUNDS, &UNITS, &SINGLE].concat();
     let parts = read.contains(&"backward-weight") && !read.contains(&"backward");

@@ -3,7 +3,7 @@
 use super::times::Times;
 use crate::{Failure, args, input, output};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds, SimTime};
-use spipe_plan::Vee;
+use spipe_plan::{System, Vee};
 use spipe_schedule::{
     Offloading, Order, Program, Skipped, StageTimes, automatic, bare, bare_offloaded, bare_offloaded_with_stage_times,
     bare_with_stage_times, gis, gis_warning, gpipe, interleaved, offloaded, offloaded_with_stage_times,
@@ -60,11 +60,11 @@ pub fn chosen(what: &args::Schedule, times: &Times) -> Result<Chosen, Failure> {
     if what.file.is_some() {
         return Err(Failure::argument("only a custom schedule reads a file", "leave the file out"));
     }
-    let system = System::named(&what.system)?;
+    let system = Orderable::named(&what.system)?;
     check_size(what).or(()).map_err(Failure::Arguments)?;
-    match system.name {
-        "po-h" => offloading(what, times, system.chunks(what).div_ceil(2), system.chunks(what)),
-        "po-f" => offloading(what, times, system.chunks(what), system.chunks(what)),
+    match system.system {
+        System::PoH => offloading(what, times, system.chunks(what).div_ceil(2), system.chunks(what)),
+        System::PoF => offloading(what, times, system.chunks(what), system.chunks(what)),
         _ => system.order(what, times).map(Chosen::Order),
     }
 }
@@ -82,42 +82,49 @@ fn say(path: &str, skipped: &Skipped) {
     ));
 }
 
-/// A system with an order.
-pub struct System {
-    name: &'static str,
+/// A system with an order that needs no plan.
+pub struct Orderable {
+    system: System,
+    /// Whether it has twice the memory of its system.
+    doubled: bool,
     /// The default number of chunks on each device.
     chunks: usize,
     /// The options that it reads, beside devices, microbatches and times.
     pub options: &'static [&'static str],
 }
 
-const SYSTEMS: [System; 16] = [
-    System::new("gpipe", 1, &[]),
-    System::new("1f1b", 1, &[]),
-    System::new("hybrid", 1, &["head-start"]),
-    System::new("interleaved-1f1b", 2, &["chunks"]),
-    System::new("zb-h1", 1, &["weight-grad-memory"]),
-    System::new("zb-h2", 1, &["weight-grad-memory"]),
-    System::new("zb-1p", 1, &["memory-limit", "weight-grad-memory"]),
-    System::new("zb-2p", 1, &["memory-limit", "weight-grad-memory"]),
-    System::new("zb-v", 2, &["memory-limit", "weight-grad-memory"]),
-    System::new("zb-v-2p", 2, &["memory-limit", "weight-grad-memory"]),
-    System::new("v-half", 2, &["weight-grad-memory"]),
-    System::new("v-min", 2, &["weight-grad-memory"]),
-    System::new("gis", 2, &["chunks", "group"]),
-    System::new("gis-h", 2, &["chunks", "group"]),
-    System::new("po-h", 2, &["chunks", "offload-chunks", "offload-ratio", "weight-grad-memory"]),
-    System::new("po-f", 2, &["chunks", "offload-chunks", "offload-ratio", "weight-grad-memory"]),
+const SYSTEMS: [Orderable; 16] = [
+    Orderable::new(System::Gpipe, 1, &[]),
+    Orderable::new(System::OneForwardOneBackward, 1, &[]),
+    Orderable::new(System::Hybrid, 1, &["head-start"]),
+    Orderable::new(System::Interleaved, 2, &["chunks"]),
+    Orderable::new(System::ZbH1, 1, &["weight-grad-memory"]),
+    Orderable::new(System::ZbH2, 1, &["weight-grad-memory"]),
+    Orderable::new(System::Zb1p, 1, &["memory-limit", "weight-grad-memory"]),
+    Orderable::new(System::Zb2p, 1, &["memory-limit", "weight-grad-memory"]),
+    Orderable::new(System::ZbV, 2, &["memory-limit", "weight-grad-memory"]),
+    Orderable { doubled: true, ..Orderable::new(System::ZbV, 2, &["memory-limit", "weight-grad-memory"]) },
+    Orderable::new(System::VHalf, 2, &["weight-grad-memory"]),
+    Orderable::new(System::VMin, 2, &["weight-grad-memory"]),
+    Orderable::new(System::Gis, 2, &["chunks", "group"]),
+    Orderable::new(System::GisH, 2, &["chunks", "group"]),
+    Orderable::new(System::PoH, 2, &["chunks", "offload-chunks", "offload-ratio", "weight-grad-memory"]),
+    Orderable::new(System::PoF, 2, &["chunks", "offload-chunks", "offload-ratio", "weight-grad-memory"]),
 ];
 
-impl System {
-    const fn new(name: &'static str, chunks: usize, options: &'static [&'static str]) -> Self {
-        Self { name, chunks, options }
+impl Orderable {
+    const fn new(system: System, chunks: usize, options: &'static [&'static str]) -> Self {
+        Self { system, doubled: false, chunks, options }
+    }
+
+    /// Its name: that of its system, or `zb-v-2p`, which has the memory of `zb-2p`.
+    const fn name(&self) -> &'static str {
+        if self.doubled { "zb-v-2p" } else { self.system.name() }
     }
 
     pub fn named(name: &str) -> Result<&'static Self, Failure> {
-        SYSTEMS.iter().find(|system| system.name == name).ok_or_else(|| {
-            let names: Vec<&str> = SYSTEMS.iter().map(|system| system.name).collect();
+        SYSTEMS.iter().find(|system| system.name() == name).ok_or_else(|| {
+            let names: Vec<&str> = SYSTEMS.iter().map(Self::name).collect();
             let hint = format!("use {}, spipe, mobius, superpipeline, or custom with a file", names.join(", "));
             Failure::argument(format!("there is no schedule `{name}`"), hint)
         })
@@ -135,25 +142,23 @@ impl System {
         if let Some(order) = self.searched(what, each) {
             return order;
         }
-        let order = match self.name {
-            "gpipe" => Ok(gpipe(devices, microbatches)),
-            "1f1b" => Ok(one_forward_one_backward(devices, microbatches, &[])),
-            "hybrid" => Ok(one_forward_one_backward(devices, microbatches, &vec![what.head_start; devices])),
-            "interleaved-1f1b" => interleaved(devices, chunks, microbatches),
-            "zb-h1" => zb_h1(devices, microbatches),
-            "zb-h2" => zb_h2(devices, microbatches),
-            "zb-1p" => return limited(what, &vec![*times; devices], devices),
-            "zb-2p" => return limited(what, &vec![*times; devices], 2 * devices),
-            "zb-v" => return zb_v(devices, microbatches, times, memory_limit(what)?).map_err(infeasible),
-            // Twice the memory of ZB-V: what ZB-2p has.
-            "zb-v-2p" => {
-                let limit = memory_limit(what)?.unwrap_or(StageTimes::UNIT * (4 * devices) as u64);
-                return zb_v(devices, microbatches, times, Some(limit)).map_err(infeasible);
+        let order = match self.system {
+            System::Gpipe => Ok(gpipe(devices, microbatches)),
+            System::OneForwardOneBackward => Ok(one_forward_one_backward(devices, microbatches, &[])),
+            System::Hybrid => Ok(one_forward_one_backward(devices, microbatches, &vec![what.head_start; devices])),
+            System::Interleaved => interleaved(devices, chunks, microbatches),
+            System::ZbH1 => zb_h1(devices, microbatches),
+            System::ZbH2 => zb_h2(devices, microbatches),
+            System::Zb1p => return limited(what, &vec![*times; devices], devices),
+            System::Zb2p => return limited(what, &vec![*times; devices], 2 * devices),
+            System::ZbV => {
+                let own = self.doubled.then(|| StageTimes::UNIT * (4 * devices) as u64);
+                return zb_v(devices, microbatches, times, memory_limit(what)?.or(own)).map_err(infeasible);
             }
-            "v-half" => v_half(devices, microbatches, times),
-            "v-min" => v_min(devices, microbatches, times),
-            "gis" | "gis-h" => {
-                let default = if self.name == "gis" { devices } else { devices.div_ceil(2) };
+            System::VHalf => v_half(devices, microbatches, times),
+            System::VMin => v_min(devices, microbatches, times),
+            System::Gis | System::GisH => {
+                let default = if self.system == System::Gis { devices } else { devices.div_ceil(2) };
                 let group = what.group.unwrap_or(default);
                 let order = gis(devices, chunks, microbatches, group);
                 if let (Ok(_), Some(warning)) = (&order, gis_warning(microbatches, group)) {
@@ -173,12 +178,12 @@ impl System {
             let orders = v_of_stages(vee, each, what.microbatches);
             orders.map(|(as_equal, own)| own.unwrap_or(as_equal)).map_err(Failure::Arguments)
         };
-        match self.name {
-            "zb-1p" => Some(limited(what, each, what.devices)),
-            "zb-2p" => Some(limited(what, each, 2 * what.devices)),
-            "zb-v" if what.memory_limit.is_none() => Some(v(Vee::Full)),
-            "v-half" => Some(v(Vee::Half)),
-            "v-min" => Some(v(Vee::Least)),
+        match self.system {
+            System::Zb1p => Some(limited(what, each, what.devices)),
+            System::Zb2p => Some(limited(what, each, 2 * what.devices)),
+            System::ZbV if what.memory_limit.is_none() && !self.doubled => Some(v(Vee::Full)),
+            System::VHalf => Some(v(Vee::Half)),
+            System::VMin => Some(v(Vee::Least)),
             _ => None,
         }
     }

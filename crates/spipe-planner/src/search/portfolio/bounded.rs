@@ -7,45 +7,30 @@ use super::{
 };
 use crate::{
     formulation::assignment::{compute_bound::floor, least},
-    problem::{Problem, budget},
+    problem::budget,
     search::heuristics,
 };
 use rayon::prelude::*;
-use spipe_plan::{Placement, System};
 
 /// A problem with the plans of heuristics and a lower bound of each generated system.
 pub(super) struct Bounded<'s, 'a> {
-    pub(super) standing: Standing<'s, 'a>,
-    /// The systems whose stages are planned.
-    pub(super) planned: Vec<System>,
-    /// A placement that fits.
-    pub(super) fallback: Option<Placement>,
+    pub(super) feasible: Feasible<'s, 'a>,
     /// Whether the balanced plan was made.
     pub(super) balanced: bool,
 }
 
 impl<'s, 'a> Feasible<'s, 'a> {
     /// Makes the plans of heuristics, and bounds the systems.
-    pub(super) fn bounded(self) -> Bounded<'s, 'a> {
-        let Self { mut standing, planned, fallback } = self;
-        let balanced = standing.begin();
-        standing.bound();
-        Bounded { standing, planned, fallback, balanced }
-    }
-}
-
-impl<'s, 'a> Bounded<'s, 'a> {
-    /// The generated systems of `problem`, bounded without plans of heuristics.
-    pub(super) fn alone(problem: &'s Problem<'a>) -> Self {
-        let mut standing = Standing::new(problem, &problem.systems);
-        standing.bound();
-        Self { standing, planned: Vec::new(), fallback: None, balanced: false }
+    pub(super) fn bounded(mut self) -> Bounded<'s, 'a> {
+        let balanced = self.standing.begin();
+        self.standing.bound();
+        Bounded { feasible: self, balanced }
     }
 }
 
 impl Standing<'_, '_> {
     /// Bounds every system.
-    fn bound(&mut self) {
+    pub(super) fn bound(&mut self) {
         let (costs, pins, deadline) = (&self.costs, &self.problem.options.pins, &self.deadline);
         let bounding = deadline.percent(budget::BOUNDS);
         let bound = |known: &mut SystemState| known.bound = least((costs, pins), known.system, Some(&bounding));

@@ -10,11 +10,8 @@
 //! ```
 
 //!
-//! Each stage takes the value of the one before:
-//!
-//! ```text
-//! Feasible ─► Bounded ─► Simulated ─► Improved ─► Solution        Standing: the results so far, in each of them
-//! ```
+//! Each stage takes the value of the one before, with the results so far (`Standing`) in it: `Feasible`, `Bounded`,
+//! `Simulated`, `Improved`, and the `Solution`.
 
 mod bounded;
 mod feasible;
@@ -26,8 +23,8 @@ mod simulated;
 mod standing;
 
 use crate::problem::{PlanError, Planner, Problem, Solution, in_pool};
-use bounded::Bounded;
 use feasible::Feasible;
+use simulated::Simulated;
 
 /// Factor above a lower bound from which a plan counts as far from it.
 const FAR: f64 = 3.0;
@@ -55,5 +52,5 @@ pub fn plan_all(problem: &Problem<'_>, planner: &Planner) -> Result<Solution, Pl
 /// # Errors
 /// Returns why there is none.
 pub fn generated(problem: &Problem<'_>) -> Result<Solution, PlanError> {
-    in_pool(problem, || Ok(Bounded::alone(problem).generated()))?.improved()?.conclude()
+    in_pool(problem, || Ok(Simulated::alone(problem)))?.improved()?.conclude()
 }

@@ -3,6 +3,7 @@
 use super::{
     NEARBY,
     bounded::Bounded,
+    feasible::Feasible,
     standing::{Standing, SystemState},
 };
 use crate::{
@@ -44,26 +45,29 @@ impl Planned {
     }
 }
 
-impl<'s, 'a> Bounded<'s, 'a> {
-    /// Simulates the candidates of the generated systems.
-    pub(super) fn generated(self) -> Simulated<'s, 'a> {
-        let mut standing = self.standing;
+impl<'s, 'a> Simulated<'s, 'a> {
+    /// The candidates of the systems of `problem`, all of them generated, without plans of heuristics.
+    pub(super) fn alone(problem: &'s Problem<'a>) -> Self {
+        let mut standing = Standing::new(problem, &problem.systems);
+        standing.bound();
         standing.generate();
-        Simulated { standing, programs: None, planned: None }
+        Self { standing, programs: None, planned: None }
     }
+}
 
+impl<'s, 'a> Bounded<'s, 'a> {
     /// Simulates the candidates of the generated systems, and plans the stages of the others with `planner`.
     ///
     /// # Errors
     /// Returns the shortage, if nothing fits, or why the planner failed.
     pub(super) fn simulated(self, planner: &Planner) -> Result<Simulated<'s, 'a>, PlanError> {
-        let Self { mut standing, planned, mut fallback, balanced } = self;
+        let Feasible { mut standing, planned, mut fallback } = self.feasible;
         let (problem, mut programs) = (standing.problem, None);
         let stage_bounds = in_pool(problem, || {
             standing.generate();
             if problem.options.has_programs() {
                 programs = standing.try_programs();
-                if !balanced {
+                if !self.balanced {
                     standing.balance();
                 }
             } else if standing.best().is_none() {

@@ -14,11 +14,11 @@ use crate::{
     setting::Setting,
 };
 use least::{Refused, Remedy, remedies};
-use spipe_base::{Bytes, Diagnostic, MemoryId};
+use spipe_base::{Bytes, Diagnostic, MemoryId, readable::listed};
 use spipe_cost::{Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
 use spipe_plan::System;
-use spipe_planner::{Effort, Fit, Options, Pins, PlanError, listed};
+use spipe_planner::{Effort, Fit, Options, Pins, PlanError};
 use std::{
     sync::Arc,
     time::{Duration, Instant},
