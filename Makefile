@@ -28,11 +28,6 @@ build: setup
 unit: setup
 	$(CARGO) test --release --locked --workspace
 
-.PHONY: same-plans
-## Every row of the digest of plans; SAME_PLANS=write writes it anew.
-same-plans: build
-	SAME_PLANS=$(or $(SAME_PLANS),all) $(CARGO) test --release --locked -p spipe-tests --test same_plans
-
 .PHONY: fuzz
 fuzz: setup
 	env -u PROPTEST_RNG_SEED $(CARGO) test --release --locked --workspace --no-fail-fast

@@ -136,7 +136,10 @@ fn considered(solution: &Solution) -> String {
                 Some(time) => format!("{time:.3}"),
                 None if known.skipped && bound >= solution.simulated => "not tried: bound too high".into(),
                 None if known.skipped => "not tried: gain below the gap".into(),
-                None if known.examined == 0 => "not tried: no time left".into(),
+                None if known.examined == 0 && solution.status == OutcomeStatus::Stopped => {
+                    "not tried: no time left".into()
+                }
+                None if known.examined == 0 => "not tried: slower by its estimate".into(),
                 None if solution.status == OutcomeStatus::Stopped => "none found in time".into(),
                 None => "none found that fits".into(),
             },

@@ -24,7 +24,7 @@ impl Lora {
     /// let lora = Lora::parse("rank=16,targets=q,v,rslora", None)?;
     /// assert_eq!((lora.rank, lora.targets.len(), lora.rslora), (16, 2, true));
     /// let fault = Lora::parse("rnak=16", None).unwrap_err().to_string();
-    /// assert_eq!(fault, "error: `--lora` has no item `rnak`\nhint: did you mean `rank`");
+    /// assert_eq!(fault, "error: `option lora` has no item `rnak`\nhint: did you mean `rank`");
     /// # Ok::<(), spipe_base::Faults>(())
     /// ```
     ///

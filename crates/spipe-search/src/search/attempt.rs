@@ -324,7 +324,9 @@ impl Search<'_> {
         match self.sizes.refusal() {
             None => SearchError::Bug("a search without sizes of microbatches".into()).into(),
             Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => refused(error),
-            Some(error @ PlanError::StoppedWithoutPlan { .. }) if request.effort.is_some() => {
+            Some(error @ PlanError::StoppedWithoutPlan { .. })
+                if request.effort.is_some() && request.drive_for.is_none() =>
+            {
                 let hint = format!("leave {} out to search longer", request.spelling.setting("effort"));
                 SearchError::Stopped(Diagnostic::error(error.to_string()).hint(hint)).into()
             }
