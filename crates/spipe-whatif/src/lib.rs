@@ -29,8 +29,8 @@ pub use job::{
     VaryFile, schema,
 };
 pub use rank::{
-    Baseline, Bottleneck, Change, CountsData, Efforts, End, Estimate, Infeasible, NOISE, Ranking, Row, Swing, Table,
-    Tornado, Turn, change_of, neighbours, rank,
+    Baseline, Bottleneck, Change, CountsData, Efforts, End, Estimate, Infeasible, JobFigures, NOISE, Ranking, Row,
+    Swing, Table, Tornado, Turn, change_of, neighbours, rank,
 };
 pub use run::{Answer, Counts, Figures, Judge, Planned, Plans, Question, Run, Shard};
 pub use search::run;

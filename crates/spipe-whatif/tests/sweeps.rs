@@ -186,8 +186,10 @@ fn a_tornado_is_what_other_jobs_answer() {
         let tornado = table.tornado.unwrap();
         let (first, others) = table.machines.split_first().unwrap();
         assert_eq!((&tornado.machine, &tornado.other), (&first.machine, &others[0].machine));
-        if first.meets_deadline == others[0].meets_deadline && first.meets_deadline == Some(true) {
-            let margin = others[0].cost_of_job.typical / first.cost_of_job.typical - 1.0;
+        if first.figures.meets_deadline == others[0].figures.meets_deadline
+            && first.figures.meets_deadline == Some(true)
+        {
+            let margin = others[0].figures.cost_of_job.typical / first.figures.cost_of_job.typical - 1.0;
             assert!((tornado.margin.unwrap() - margin).abs() < 1e-9, "{tornado:?}");
         }
         for swing in &tornado.inputs {
@@ -203,7 +205,7 @@ fn a_tornado_is_what_other_jobs_answer() {
                 let Some(row) = first_at(end.value) else { continue };
                 assert_eq!(row.machine, end.first, "{}", swing.input);
                 if row.machine == tornado.machine {
-                    assert!((row.cost_of_job.typical / end.cost - 1.0).abs() < 1e-6, "{}", swing.input);
+                    assert!((row.figures.cost_of_job.typical / end.cost - 1.0).abs() < 1e-6, "{}", swing.input);
                 }
                 looked_at += 1;
             }

@@ -1,7 +1,6 @@
 //! Messages of libraries, which leave the spelling of options and commands to their front end.
 
-use crate::answers::sources;
-use std::path::Path;
+use crate::answers::found_in;
 
 /// The crates whose messages a front end prints.
 const CRATES: [&str; 16] = [
@@ -20,16 +19,7 @@ fn spelled(text: &str) -> Vec<&str> {
 
 #[test]
 fn libraries_name_no_option_of_the_command_line() {
-    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
-    let mut wrong = Vec::new();
-    for name in CRATES {
-        let files = sources(&crates.join(format!("spipe-{name}/src")));
-        assert!(!files.is_empty(), "{name}");
-        for (file, text) in files {
-            wrong.extend(spelled(&text).into_iter().map(|line| format!("{file}: {line}")));
-        }
-    }
-    assert_eq!(wrong, [""; 0]);
+    assert_eq!(found_in(&CRATES, |text| spelled(text).into_iter().map(str::to_owned).collect()), [""; 0]);
 }
 
 #[test]

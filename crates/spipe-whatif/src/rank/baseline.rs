@@ -1,5 +1,6 @@
 //! Baselines: estimates of closed forms. No plan, trace or export stands behind them, so that they are never ranked.
 
+use super::table::JobFigures;
 use crate::{Candidate, Figures, Job};
 use serde::Serialize;
 use spipe_market::Range;
@@ -25,20 +26,9 @@ pub struct Baseline {
     pub system: String,
     /// The price without tax.
     pub price: Range,
-    /// The estimated rate over all trainings.
-    pub tokens_per_second: f64,
-    /// The hours of the job; of a year where there are several trainings.
-    pub hours: f64,
-    /// Whether every training ends before the deadline; null without a deadline.
-    pub meets_deadline: Option<bool>,
-    /// The cost in those hours.
-    pub cost_of_job: Range,
-    /// The typical cost of a million tokens.
-    pub cost_per_million_tokens: f64,
-    /// The energy in those hours.
-    pub kwh: f64,
-    /// The mean power at the wall.
-    pub watts: f64,
+    /// The figures of the job.
+    #[serde(flatten)]
+    pub figures: JobFigures,
     /// The bytes that each GPU holds in the training that needs most.
     pub gpu_memory_bytes: u64,
 }
@@ -53,13 +43,7 @@ impl Baseline {
             machine: candidate.name(),
             system: system.to_owned(),
             price: candidate.price.range,
-            tokens_per_second: figures.tokens_per_second,
-            hours: figures.hours,
-            meets_deadline: figures.meets_deadline(job),
-            cost_of_job: figures.cost,
-            cost_per_million_tokens: figures.cost_per_million_tokens(),
-            kwh: figures.kwh(),
-            watts: figures.watts,
+            figures: JobFigures::of(job, &figures),
             gpu_memory_bytes: estimates.iter().map(|estimate| estimate.gpu_memory_bytes).max().unwrap_or_default(),
         }
     }

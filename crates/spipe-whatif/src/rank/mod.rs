@@ -10,7 +10,7 @@ mod tornado;
 
 pub use baseline::{Baseline, Estimate};
 pub use changes::{change_of, neighbours};
-pub use table::{Bottleneck, Change, CountsData, Efforts, Infeasible, Row, Table};
+pub use table::{Bottleneck, Change, CountsData, Efforts, Infeasible, JobFigures, Row, Table};
 pub use tornado::{End, Swing, Tornado, Turn};
 
 use crate::{
@@ -136,14 +136,8 @@ fn row(
         parts: candidate.machine.parts(),
         price: price.range,
         oldest_price: price.oldest,
-        tokens_per_second: figures.tokens_per_second,
+        figures: JobFigures::of(job, figures),
         error: ranking.error,
-        hours: figures.hours,
-        meets_deadline: figures.meets_deadline(job),
-        cost_of_job: figures.cost,
-        cost_per_million_tokens: figures.cost_per_million_tokens(),
-        kwh: figures.kwh(),
-        watts: figures.watts,
         head_room_bytes: plan.head_room_bytes.clone(),
         system: plan.system.clone(),
         bottleneck: busiest.map(|(lane, share)| Bottleneck { lane: lane.clone(), share: *share }),

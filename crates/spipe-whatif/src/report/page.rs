@@ -71,10 +71,10 @@ impl Estimated {
         Self {
             machine: baseline.machine.replace('_', " "),
             system: baseline.system.clone(),
-            rate: spipe_base::readable::per_second(baseline.tokens_per_second),
-            hours: Hours(baseline.hours).to_string(),
-            cost: interval(&baseline.cost_of_job),
-            per_million: three_digits(baseline.cost_per_million_tokens),
+            rate: spipe_base::readable::per_second(baseline.figures.tokens_per_second),
+            hours: Hours(baseline.figures.hours).to_string(),
+            cost: interval(&baseline.figures.cost_of_job),
+            per_million: three_digits(baseline.figures.cost_per_million_tokens),
             memory: spipe_base::Bytes::new(baseline.gpu_memory_bytes).to_string(),
         }
     }
@@ -136,11 +136,11 @@ pub fn page(subject: &Subject<'_>, figures: &[Figure], plans: &Linked) -> String
             .filter_map(|gpu| gpu.source.clone())
             .chain(platform.iter().filter_map(|socket| socket.source.clone()));
         Words {
-            hours: Hours(row.hours).to_string(),
+            hours: Hours(row.figures.hours).to_string(),
             price: interval(&row.price),
-            cost: interval(&row.cost_of_job),
-            rate: spipe_base::readable::per_second(row.tokens_per_second),
-            per_million: three_digits(row.cost_per_million_tokens),
+            cost: interval(&row.figures.cost_of_job),
+            rate: spipe_base::readable::per_second(row.figures.tokens_per_second),
+            per_million: three_digits(row.figures.cost_per_million_tokens),
             plan: plans.get(&row.index).cloned().unwrap_or_default(),
             memory: row
                 .head_room_bytes

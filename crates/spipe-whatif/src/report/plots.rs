@@ -82,7 +82,7 @@ fn scaling(subject: &Subject<'_>) -> Plot {
         let choice = &subject.sweep.candidates[row.index].machine.choice;
         let Some(gpu) = &choice.gpu else { continue };
         let best = kinds.entry(format!("{gpu}, {}", choice.platform)).or_default().entry(choice.gpus).or_default();
-        *best = best.max(row.tokens_per_second);
+        *best = best.max(row.figures.tokens_per_second);
     }
     let series = kinds.into_iter().filter(|(_, counts)| counts.len() > 1).map(|(name, counts)| {
         let line: Vec<(f64, f64)> = counts.into_iter().map(|(count, rate)| (f64::from(count), rate)).collect();
@@ -102,7 +102,7 @@ fn own_or_rent(subject: &Subject<'_>) -> Plot {
     let mut series = Vec::new();
     if let (Some(first), false) = (subject.table.machines.first(), subject.rented.is_empty()) {
         let (fixed, each) = yearly(subject, first);
-        let most = 8766.0 / first.hours;
+        let most = 8766.0 / first.figures.hours;
         let end =
             subject.rented.iter().filter_map(|rented| rented.break_even_jobs_per_year).fold(most / 10.0, f64::max);
         let end = (2.0 * end).min(most);
@@ -132,13 +132,13 @@ fn own_or_rent(subject: &Subject<'_>) -> Plot {
 fn yearly(subject: &Subject<'_>, row: &crate::Row) -> (f64, f64) {
     let own = &subject.job.own;
     let fixed = row.price.typical * (1.0 + subject.job.tax) * (1.0 - own.residual.typical) / own.years;
-    (fixed, own.energy(spipe_market::Watts::new(row.watts)) * row.hours)
+    (fixed, own.energy(spipe_market::Watts::new(row.figures.watts)) * row.figures.hours)
 }
 
 /// Returns the number of times a year from which owning is cheaper than renting at `cost` each time.
 pub fn break_even(subject: &Subject<'_>, row: &crate::Row, cost: f64) -> Option<f64> {
     let (fixed, each) = yearly(subject, row);
-    (cost > each).then(|| fixed / (cost - each)).filter(|jobs| jobs * row.hours <= spipe_market::HOURS_PER_YEAR)
+    (cost > each).then(|| fixed / (cost - each)).filter(|jobs| jobs * row.figures.hours <= spipe_market::HOURS_PER_YEAR)
 }
 
 /// The free bytes of the fullest memory of each kind.

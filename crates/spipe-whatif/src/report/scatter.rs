@@ -42,9 +42,12 @@ impl Axis {
 /// Draws the plot; empty without machines.
 pub(super) fn cost_against_time(subject: &Subject<'_>) -> Option<String> {
     let (rows, rented) = (&subject.table.machines, subject.rented);
-    let hours =
-        rows.iter().map(|row| row.hours).chain(rented.iter().map(|one| one.hours)).chain(subject.job.deadline());
-    let costs = rows.iter().map(|row| row.cost_of_job).chain(rented.iter().map(|one| one.cost_of_job));
+    let hours = rows
+        .iter()
+        .map(|row| row.figures.hours)
+        .chain(rented.iter().map(|one| one.hours))
+        .chain(subject.job.deadline());
+    let costs = rows.iter().map(|row| row.figures.cost_of_job).chain(rented.iter().map(|one| one.cost_of_job));
     let (across, up) = (Axis::of(hours)?, Axis::of(costs.flat_map(|cost| [cost.low, cost.typical, cost.high]))?);
     let notes = [
         format!("Bars: from the lowest to the highest cost, at prices known on {} and residual values.", subject.as_of),
@@ -60,26 +63,32 @@ pub(super) fn cost_against_time(subject: &Subject<'_>) -> Option<String> {
     }
     for row in rows {
         let colour = if row.front { "#9cc4de" } else { "#dddddd" };
-        svg.line((place(row.hours, row.cost_of_job.low), place(row.hours, row.cost_of_job.high)), (colour, 3.0));
+        svg.line(
+            (
+                place(row.figures.hours, row.figures.cost_of_job.low),
+                place(row.figures.hours, row.figures.cost_of_job.high),
+            ),
+            (colour, 3.0),
+        );
     }
     let mut front: Vec<&Row> = rows.iter().filter(|row| row.front).collect();
-    front.sort_by(|left, right| left.hours.total_cmp(&right.hours));
+    front.sort_by(|left, right| left.figures.hours.total_cmp(&right.figures.hours));
     for pair in front.windows(2) {
-        let at = |row: &Row| place(row.hours, row.cost_of_job.typical);
+        let at = |row: &Row| place(row.figures.hours, row.figures.cost_of_job.typical);
         svg.line((at(pair[0]), at(pair[1])), ("#0072b2", 1.5));
     }
     for row in rows.iter().rev() {
-        let at = place(row.hours, row.cost_of_job.typical);
+        let at = place(row.figures.hours, row.figures.cost_of_job.typical);
         let tip = format!(
             "rank {} ({}): {}, {}, {} {} [{}–{}], {}",
             row.rank,
             row.tie,
             row.machine,
-            Hours(row.hours),
-            money(row.cost_of_job.typical),
+            Hours(row.figures.hours),
+            money(row.figures.cost_of_job.typical),
             subject.currency(),
-            money(row.cost_of_job.low),
-            money(row.cost_of_job.high),
+            money(row.figures.cost_of_job.low),
+            money(row.figures.cost_of_job.high),
             row.system
         );
         svg.mark(at, (if row.front { "#0072b2" } else { "#777777" }, true), &tip);

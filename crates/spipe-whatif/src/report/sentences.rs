@@ -43,13 +43,13 @@ pub fn answer(subject: &Subject<'_>) -> String {
     let currency = subject.currency();
     let tied: Vec<_> = subject.table.machines.iter().filter(|row| row.tie == first.tie).collect();
     let pick = tied.iter().min_by(|left, right| left.price.typical.total_cmp(&right.price.typical)).unwrap_or(&tied[0]);
-    if first.meets_deadline == Some(false) {
+    if first.figures.meets_deadline == Some(false) {
         let deadline = subject.job.deadline().unwrap_or_default();
         return format!(
             "No machine meets the deadline of {}. The closest is {}: {}.",
             Hours(deadline),
             first.machine.replace('_', " "),
-            Hours(first.hours)
+            Hours(first.figures.hours)
         );
     }
     let facts = format!(
@@ -58,11 +58,11 @@ pub fn answer(subject: &Subject<'_>) -> String {
         money(pick.price.typical),
         money(pick.price.low),
         money(pick.price.high),
-        Hours(pick.hours),
-        per_second(pick.tokens_per_second),
-        money(pick.cost_of_job.typical),
-        money(pick.cost_of_job.low),
-        money(pick.cost_of_job.high),
+        Hours(pick.figures.hours),
+        per_second(pick.figures.tokens_per_second),
+        money(pick.figures.cost_of_job.typical),
+        money(pick.figures.cost_of_job.low),
+        money(pick.figures.cost_of_job.high),
     );
     let why = match subject.objective {
         Objective::Cost | Objective::TokensPerEuro => "cost",

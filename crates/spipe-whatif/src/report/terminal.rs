@@ -12,7 +12,7 @@ pub fn front_plot(subject: &Subject<'_>) -> String {
         .table
         .machines
         .iter()
-        .map(|row| (row.hours.ln(), row.cost_of_job.typical.max(1e-9).ln(), row.front))
+        .map(|row| (row.figures.hours.ln(), row.figures.cost_of_job.typical.max(1e-9).ln(), row.front))
         .collect();
     let range = |of: fn(&(f64, f64, bool)) -> f64| {
         let low = points.iter().map(of).fold(f64::INFINITY, f64::min);

@@ -117,12 +117,12 @@ impl Answerer<'_> {
             let fault = Diagnostic::error("no machine of the sweep has a plan");
             return Err(Failure::Infeasible(fault.hint("vary more memory, or more GPUs")));
         };
-        if first.meets_deadline == Some(false) {
+        if first.figures.meets_deadline == Some(false) {
             let deadline = self.task.job.deadline().unwrap_or_default();
             let message = format!(
                 "no machine meets the deadline of {}: the closest takes {}",
                 Hours(deadline),
-                Hours(first.hours)
+                Hours(first.figures.hours)
             );
             return Err(Failure::Infeasible(
                 Diagnostic::error(message).hint("vary faster or more GPUs, or allow more time"),
@@ -142,7 +142,7 @@ fn status(subject: &Subject<'_>) -> &'static str {
     match subject.table.machines.first() {
         _ if subject.table.counts.left > 0 => "stopped",
         None => "infeasible",
-        Some(first) if first.meets_deadline == Some(false) => "late",
+        Some(first) if first.figures.meets_deadline == Some(false) => "late",
         Some(_) => "ok",
     }
 }
@@ -153,7 +153,7 @@ fn human(subject: &Subject<'_>, data: &AnswerOutput<'_>, rows: usize) -> String 
     let headings = ["", "tie", "machine", currency.as_str(), "tokens/s", "time", &cost, "plan, busiest lane", "front"];
     let mut table = dense_table(&headings, &[0, 3, 4, 5, 6, 8]);
     for row in subject.table.machines.iter().take(rows) {
-        let mark = match row.meets_deadline {
+        let mark = match row.figures.meets_deadline {
             Some(true) => " ✓",
             Some(false) => " ✗",
             None => "",
@@ -171,9 +171,9 @@ fn human(subject: &Subject<'_>, data: &AnswerOutput<'_>, rows: usize) -> String 
             row.tie.clone(),
             two_lines(&row.machine),
             range(&row.price),
-            per_second(row.tokens_per_second),
-            format!("{}{mark}", Hours(row.hours)),
-            range(&row.cost_of_job),
+            per_second(row.figures.tokens_per_second),
+            format!("{}{mark}", Hours(row.figures.hours)),
+            range(&row.figures.cost_of_job),
             format!("{}{busiest}", row.system),
             format!("{}{:.0} %", if row.front { "● " } else { "" }, row.front_share * 100.0),
         ]);
@@ -202,9 +202,9 @@ fn baselines(table: &Table, cost: &str) -> String {
         rows.add_row(vec![
             two_lines(&one.machine),
             one.system.clone(),
-            per_second(one.tokens_per_second),
-            Hours(one.hours).to_string(),
-            report::money(one.cost_of_job.typical),
+            per_second(one.figures.tokens_per_second),
+            Hours(one.figures.hours).to_string(),
+            report::money(one.figures.cost_of_job.typical),
             Bytes::new(one.gpu_memory_bytes).to_string(),
         ]);
     }
