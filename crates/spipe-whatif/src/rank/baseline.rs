@@ -1,6 +1,6 @@
 //! Baselines: estimates of closed forms. No plan, trace or export stands behind them, so that they are never ranked.
 
-use super::table::JobFigures;
+use super::figures::JobFigures;
 use crate::{Candidate, Figures, Job};
 use serde::Serialize;
 use spipe_market::Range;

@@ -2,6 +2,7 @@
 
 mod baseline;
 mod changes;
+mod figures;
 mod order;
 mod solved;
 mod stability;
@@ -10,7 +11,8 @@ mod tornado;
 
 pub use baseline::{Baseline, Estimate};
 pub use changes::{change_of, neighbours};
-pub use table::{Bottleneck, Change, CountsData, Efforts, Infeasible, JobFigures, Row, Table};
+pub use figures::JobFigures;
+pub use table::{Bottleneck, Change, CountsData, Efforts, Infeasible, Row, Table};
 pub use tornado::{End, Swing, Tornado, Turn};
 
 use crate::{
