@@ -1,6 +1,6 @@
 //! Output: stdout for data, stderr for messages, files written whole or not at all.
 
-use crate::{Failure, args::Format};
+use crate::{Failure, args::Format, options::OPTIONS};
 use serde::Serialize;
 use spipe_base::Diagnostic;
 use std::{
@@ -40,9 +40,9 @@ pub fn talk(message: &str) {
 }
 
 /// A message with options and commands as this command has them: libraries write `option seq-len 512` and
-/// `command simulate` in quotes.
+/// `command simulate` in backticks.
 pub fn spelled(message: &str) -> String {
-    message.replace("`option ", "`--").replace("`command ", "`spipe ")
+    OPTIONS.spell(message).replace("`command ", "`spipe ")
 }
 
 /// Prints warnings to stderr, one for each kind.

@@ -9,7 +9,7 @@ use run::{Run, command::command, spipe};
 use serde_json::{Value, json};
 use std::{fs, path::Path};
 
-/// What the command prints.
+/// The output of the command.
 fn printed(folder: &Path, args: &str, columns: Option<&str>) -> String {
     let mut command = command(folder, args);
     let run: Run =

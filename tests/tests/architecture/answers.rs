@@ -1,7 +1,5 @@
 //! Crates that read a plan's answers, never the name of its system.
 
-use std::{fs, path::Path};
-
 /// The crates below and beside the planner whose sources name no system. Of the executor, helpers of tests may.
 const CRATES: [&str; 7] = ["schedule", "sim", "exec", "export", "cost", "whatif", "fit"];
 
@@ -21,32 +19,17 @@ fn namings(text: &str) -> Vec<String> {
     imports.chain(paths.chain(reads).filter(|found| text.contains(found))).collect()
 }
 
-/// The sources below `folder` but those of tests, each with its text.
-fn sources(folder: &Path) -> Vec<(String, String)> {
+/// The finds of `find` in the sources of some crates, each with its file; those of helpers of tests are left out.
+pub fn found_in(crates: &[&str], find: impl Fn(&str) -> Vec<String>) -> Vec<String> {
+    let sources = crate::sources();
     let mut found = Vec::new();
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() && !path.ends_with("testing") {
-            found.extend(sources(&path));
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push((path.display().to_string(), fs::read_to_string(&path).unwrap()));
+    for name in crates {
+        let files = &sources[&format!("spipe-{name}")];
+        for (file, text) in files.iter().filter(|(file, _)| !file.contains("/testing/")) {
+            found.extend(find(text).into_iter().map(|found| format!("{file}: {found}")));
         }
     }
     found
-}
-
-/// What `find` finds in the sources of some crates, each with its file.
-pub fn found_in(crates: &[&str], find: impl Fn(&str) -> Vec<String>) -> Vec<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
-    let mut wrong = Vec::new();
-    for name in crates {
-        let files = sources(&folder.join(format!("spipe-{name}/src")));
-        assert!(!files.is_empty(), "{name}");
-        for (file, text) in files {
-            wrong.extend(find(&text).into_iter().map(|found| format!("{file}: {found}")));
-        }
-    }
-    wrong
 }
 
 #[test]
