@@ -80,7 +80,7 @@ pub fn calibration(what: &Calibrated<'_>) -> Result<Folder, Diagnostic> {
     let mut folder = Folder::default();
     folder.add(CALIBRATION_REQUEST, json + "\n");
     folder.add(CALIBRATION_SCRIPT, include_str!("../templates/calibrate/calibrate.py"));
-    folder.add("model.py", include_str!("../templates/torch/model.py"));
+    folder.add("model.py", include_str!("../templates/common/model.py"));
     Ok(folder)
 }
 

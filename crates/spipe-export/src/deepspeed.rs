@@ -1,7 +1,7 @@
 //! DeepSpeed: ZeRO-Offload, ZeRO-Infinity and ZeRO-3 as a configuration and a script that takes it.
 
 use crate::{
-    folder::{Folder, filled},
+    folder::{COMMON, Folder, filled},
     network::Network,
     sharded::{Sharded, check_training},
 };
@@ -11,11 +11,7 @@ use spipe_model::Precision;
 use spipe_plan::{OrderKind, Plan, Update, Weights, keeps_parameters_on_drives, keeps_state_on_drives};
 use std::collections::BTreeSet;
 
-const SCRIPTS: [(&str, &str); 3] = [
-    ("train.py", include_str!("../templates/deepspeed/train.py")),
-    ("model.py", include_str!("../templates/torch/model.py")),
-    ("storage.py", include_str!("../templates/torch/storage.py")),
-];
+const SCRIPTS: [(&str, &str); 1] = [("train.py", include_str!("../templates/deepspeed/train.py"))];
 
 /// The stage of DeepSpeed's ZeRO that has the answers of a plan.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -86,7 +82,7 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
         .map_err(|error| Diagnostic::error(error.to_string()))?;
     folder.add("ds_config.json", config + "\n");
     folder.add("plan.json", settings.to_json()?);
-    for (name, text) in SCRIPTS {
+    for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
     let values = [

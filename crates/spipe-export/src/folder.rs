@@ -3,6 +3,15 @@
 use spipe_base::Faults;
 use std::collections::BTreeMap;
 
+/// The scripts of every engine.
+pub(crate) const COMMON: [(&str, &str); 5] = [
+    ("model.py", include_str!("../templates/common/model.py")),
+    ("storage.py", include_str!("../templates/common/storage.py")),
+    ("parameters.py", include_str!("../templates/common/parameters.py")),
+    ("tokens.py", include_str!("../templates/common/tokens.py")),
+    ("checkpoint.py", include_str!("../templates/common/checkpoint.py")),
+];
+
 /// An exported folder.
 #[derive(Clone, Debug, Default)]
 pub struct Folder {

@@ -1,18 +1,14 @@
 //! FSDP2: every process has a shard of each layer's parameters, gradients and optimizer state.
 
 use crate::{
-    folder::{Folder, filled},
+    folder::{COMMON, Folder, filled},
     network::Network,
     sharded::{Sharded, check_training},
 };
 use spipe_base::{Diagnostic, Faults};
 use spipe_plan::{Plan, uses_drives};
 
-const SCRIPTS: [(&str, &str); 3] = [
-    ("train.py", include_str!("../templates/fsdp/train.py")),
-    ("model.py", include_str!("../templates/torch/model.py")),
-    ("storage.py", include_str!("../templates/torch/storage.py")),
-];
+const SCRIPTS: [(&str, &str); 1] = [("train.py", include_str!("../templates/fsdp/train.py"))];
 
 /// The folder that `torchrun` runs: scripts and settings of a plan of FSDP, or of ZeRO-Infinity,
 /// whose shards are in host memory.
@@ -37,7 +33,7 @@ pub fn fsdp(plan: &Plan) -> Result<Folder, Faults> {
     let settings = Sharded::new(plan, &Network::of(plan.context().model)?);
     let mut folder = Folder::default();
     folder.add("plan.json", settings.to_json()?);
-    for (name, text) in SCRIPTS {
+    for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
     let values = [

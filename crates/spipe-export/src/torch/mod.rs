@@ -5,7 +5,7 @@ mod refusal;
 mod settings;
 
 use crate::{
-    folder::{Folder, filled},
+    folder::{COMMON, Folder, filled},
     network::Network,
 };
 use order::Exported;
@@ -16,12 +16,10 @@ use spipe_model::Architecture;
 use spipe_plan::Plan;
 use spipe_schedule::{Order, order_of};
 
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 3] = [
     ("train.py", include_str!("../../templates/torch/train.py")),
     ("pipeline.py", include_str!("../../templates/torch/pipeline.py")),
-    ("model.py", include_str!("../../templates/torch/model.py")),
     ("optimizer.py", include_str!("../../templates/torch/optimizer.py")),
-    ("storage.py", include_str!("../../templates/torch/storage.py")),
 ];
 
 /// The folder that `torchrun` runs: scripts, settings and the order of `plan`, or another order of
@@ -45,7 +43,7 @@ pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
     folder.add("schedule.csv", exported.order.to_string());
     let json = serde_json::to_string_pretty(&settings).map_err(|error| Diagnostic::error(error.to_string()))?;
     folder.add("plan.json", json + "\n");
-    for (name, text) in SCRIPTS {
+    for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
     folder.add("README.md", readme(plan, &settings));

@@ -11,8 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import parameters
 import storage
 from model import Stage, tie
+from tokens import Tokens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -63,7 +65,7 @@ def main():
         raise storage.Fault(f"the plan has {settings['ranks']} ranks, {size} processes were started: see README.md")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", options.local_rank))) if torch.cuda.is_available() else torch.device("cpu")
     model = Model(settings, device if config["zero_optimization"]["stage"] < 3 else torch.device("cpu"), TYPES[settings["precision"]])
-    storage.fill(model.stages, options.weights, options.seed)
+    parameters.fill(model.stages, options.weights, options.seed)
     for stage in model.stages:
         stage.device, stage.boundary = device, (device, TYPES[settings["precision"]])
     engine, _, _, _ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
@@ -71,7 +73,7 @@ def main():
     if options.resume and options.checkpoint_dir:
         _, state = engine.load_checkpoint(options.checkpoint_dir)
         first = (state or {}).get("step", 0)
-    tokens = storage.Tokens(options.data, batch, settings["model"]["vocabulary"], options.seed)
+    tokens = Tokens(options.data, batch, settings["model"]["vocabulary"], options.seed)
     for index in range(first, options.steps):
         start, total = time.perf_counter(), torch.zeros((), dtype=torch.float64, device=device)
         parts = [tensor.chunk(batch["microbatches"])[rank::size] for tensor in tokens.step(index)]

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+import parameters
 import storage
 from model import Stage, tie
+from tokens import Tokens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -61,7 +63,7 @@ def build(settings, options, device):
     stages = [Stage(settings["model"], stage, device, torch.float32, home) for stage in settings["stages"]]
     tie(stages)
     # Every process draws or reads the same numbers, and then keeps its shard of them.
-    storage.fill(stages, options.weights, options.seed)
+    parameters.fill(stages, options.weights, options.seed)
     for stage in stages:
         stage.dtype, stage.boundary = dtype, (device, dtype)
     narrow = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype) if dtype != torch.float32 else MixedPrecisionPolicy()
@@ -161,7 +163,7 @@ def main():
         settings = json.load(file)
     training = Training(settings, options)
     batch = settings["batch"]
-    tokens = storage.Tokens(options.data, batch, settings["model"]["vocabulary"], options.seed)
+    tokens = Tokens(options.data, batch, settings["model"]["vocabulary"], options.seed)
     if options.resume and options.checkpoint_dir:
         training.resume(options.checkpoint_dir)
     while training.step_index < options.steps:

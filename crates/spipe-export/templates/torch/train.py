@@ -10,9 +10,11 @@ import time
 import torch
 import torch.distributed as dist
 
+import parameters
 import storage
 from optimizer import StageOptimizer
 from pipeline import OneProcess, Pipeline, World
+from tokens import Tokens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -57,7 +59,7 @@ class Training:
         self.settings, self.options, self.step_index = settings, options, 0
         self.world = World(settings, options.cpu)
         self.stages = self.world.stages()
-        storage.fill(self.stages.values(), options.weights, options.seed)
+        parameters.fill(self.stages.values(), options.weights, options.seed)
         self.tied, self.pair = self.world.tied(self.stages)
         kind = OneProcess(self.stages, settings["batch"]) if options.one_process else None
         self.pipeline = kind or Pipeline(self.world, self.stages, os.path.join(HERE, "schedule.csv"))
@@ -182,7 +184,7 @@ class Training:
             # Collectives of objects need numpy; the files of all processes say the same.
             files = sorted(name for name in os.listdir(folder) if name.endswith(f"-of-{self.world.size:05}.safetensors"))
             homes = {name: file for file in files for name in storage.Safetensors(os.path.join(folder, file)).header}
-            with open(os.path.join(folder, storage.INDEX), "w") as file:
+            with open(os.path.join(folder, parameters.INDEX), "w") as file:
                 json.dump({"metadata": {}, "weight_map": homes}, file, indent=1)
 
 
@@ -249,7 +251,7 @@ def main():
             stage["rank"] = 0
     training = Training(settings, options)
     batch = settings["batch"]
-    tokens = storage.Tokens(options.data, batch, settings["model"]["vocabulary"], options.seed)
+    tokens = Tokens(options.data, batch, settings["model"]["vocabulary"], options.seed)
     if options.resume and options.checkpoint_dir:
         training.resume(options.checkpoint_dir)
     last = options.steps - 1 if options.trace_step is None else options.trace_step

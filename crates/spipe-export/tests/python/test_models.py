@@ -50,7 +50,7 @@ def compare(export, weights):
     import torch
 
     sys.path.insert(0, export)
-    import storage
+    import parameters
     from model import Stage, tie
 
     with open(os.path.join(export, "plan.json")) as file:
@@ -58,7 +58,7 @@ def compare(export, weights):
     cpu = torch.device("cpu")
     found = [Stage(settings["model"], stage, cpu, torch.float32, (cpu, torch.float32)) for stage in settings["stages"]]
     tie(found)
-    storage.fill(found, os.path.join(export, "weights"), 1)
+    parameters.fill(found, os.path.join(export, "weights"), 1)
     expected = torch.load(os.path.join(weights, "expected.pt"), weights_only=True)
     x = expected["tokens"]
     with torch.no_grad():

@@ -1,0 +1,94 @@
+"""The first numbers of parameters: from safetensors in transformers' layout, or random."""
+
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+
+from model import HEAD, TABLES, Stage
+from storage import Fault, Safetensors
+
+INDEX = "model.safetensors.index.json"
+# Random numbers are drawn in blocks of this many, each from its own seed: a part of a parameter needs only its blocks.
+BLOCK = 1 << 20
+# The spread of random weights, as transformers has it for these families.
+SPREAD = 0.02
+
+
+class Source(Protocol):
+    """Where parameters come from."""
+
+    def read(self, name: str, shape: torch.Size, first: int, count: int) -> torch.Tensor:
+        """`count` numbers of a parameter of this shape, from number `first` on."""
+
+
+class Weights:
+    """The weights in a folder, or in one file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        names = [path]
+        if os.path.isdir(path):
+            index = os.path.join(path, INDEX)
+            names = [os.path.join(path, "model.safetensors")]
+            if os.path.exists(index):
+                with open(index, encoding="utf-8") as file:
+                    names = sorted({os.path.join(path, name) for name in json.load(file)["weight_map"].values()})
+        self.home = {name: file for file in map(Safetensors, names) for name in file.header}
+
+    def read(self, name: str, shape: torch.Size, first: int, count: int) -> torch.Tensor:
+        # The first GPT-2 files leave the prefix out.
+        short = name.removeprefix("transformer.")
+        found = name if name in self.home else short
+        if found not in self.home:
+            raise Fault(f"the weights in `{self.path}` have no `{name}`")
+        numbers = self.home[found].read(found)
+        if numbers.shape != shape:
+            raise Fault(f"`{name}` is {list(numbers.shape)} in `{self.path}`, the plan's model has {list(shape)}")
+        return numbers.view(-1)[first : first + count]
+
+
+class Random:
+    """Random numbers, the same however the model is cut: norms are one, biases zero, the rest normal."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def read(self, name: str, shape: torch.Size, first: int, count: int) -> torch.Tensor:
+        if name.endswith("bias"):
+            return torch.zeros(count)
+        if len(shape) == 1:
+            return torch.ones(count)
+        numbers = torch.empty(count)
+        start, end = first // BLOCK, -(-(first + count) // BLOCK)
+        for block in range(start, end):
+            length = min(BLOCK, shape.numel() - block * BLOCK)
+            seed = self.seed * 2**32 + zlib.crc32(f"{name}/{block}".encode())
+            drawn = torch.empty(length).normal_(0.0, SPREAD, generator=torch.Generator().manual_seed(seed))
+            skipped = max(first - block * BLOCK, 0)
+            kept = drawn[skipped : first + count - block * BLOCK]
+            place = block * BLOCK + skipped - first
+            numbers[place : place + len(kept)] = kept
+        return numbers
+
+
+def source(path: str | None, seed: int) -> Source:
+    return Random(seed) if path is None else Weights(path)
+
+
+def origin(stage: Stage, name: str) -> str:
+    """The name under which a parameter is read or drawn: a tied head has the embedding's table."""
+    return TABLES[stage.model["family"]] if name == HEAD and stage.model["tied"] else name
+
+
+@torch.no_grad()
+def fill(stages: Iterable[Stage], path: str | None, seed: int) -> None:
+    """Reads, or draws, the parameters of these stages."""
+    found = source(path, seed)
+    for stage in stages:
+        for _, name, parameter in stage.names():
+            numbers = found.read(origin(stage, name), parameter.shape, 0, parameter.numel())
+            parameter.copy_(numbers.view(parameter.shape))
