@@ -52,7 +52,7 @@ doc: setup
 ## The committed schemas are those of the code.
 schemas: build
 	@mkdir -p target/schemas
-	@for name in model hardware runtime plan trace runs catalogue job; do \
+	@for name in model hardware runtime plan program trace runs catalogue job; do \
 	  ./target/release/spipe schema $$name > target/schemas/$$name.json || exit 1; \
 	  diff -u crates/schemas/$$name.json target/schemas/$$name.json || { \
 	    echo "crates/schemas/$$name.json is stale: run make update-schemas"; exit 1; }; \
@@ -61,7 +61,7 @@ schemas: build
 .PHONY: update-schemas
 update-schemas: build
 	@mkdir -p crates/schemas
-	@for name in model hardware runtime plan trace runs catalogue job; do ./target/release/spipe schema $$name > crates/schemas/$$name.json || exit 1; done
+	@for name in model hardware runtime plan program trace runs catalogue job; do ./target/release/spipe schema $$name > crates/schemas/$$name.json || exit 1; done
 
 ## The demo in a short form, away from the committed reports.
 demo-short: build

@@ -5,7 +5,7 @@ use spipe_base::Diagnostic;
 use spipe_model::{Architecture, Block, Mlp, Model, Norm, Positions, QkNorm, Transformer};
 
 /// The sizes of a decoder, as `model.py` reads them.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Network {
     family: &'static str,

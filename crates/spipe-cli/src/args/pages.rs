@@ -5,7 +5,7 @@ use clap::Args as Group;
 /// A file format.
 #[derive(Debug, Group)]
 pub struct Schema {
-    /// model, hardware, runtime, catalogue, job, plan, trace or runs
+    /// model, hardware, runtime, catalogue, job, plan, program, trace or runs
     pub name: String,
 }
 

@@ -11,12 +11,13 @@ pub fn schema(what: &args::Schema) -> Result<(), Failure> {
         "job" => spipe_whatif::schema(),
         "catalogue" => spipe_market::schema(),
         "plan" => spipe_plan::schema(),
+        "program" => spipe_export::schema(),
         "trace" => schemars::schema_for!(spipe_trace::Trace),
         "runs" => spipe_fit::schema(),
         other => {
             return Err(Failure::argument(
                 format!("there is no format `{other}`"),
-                "use model, hardware, runtime, catalogue, job, plan, trace or runs",
+                "use model, hardware, runtime, catalogue, job, plan, program, trace or runs",
             ));
         }
     };

@@ -7,6 +7,7 @@ mod settings;
 use crate::{
     folder::{COMMON, Folder, filled},
     network::Network,
+    program,
 };
 use order::Exported;
 use settings::Settings;
@@ -29,6 +30,9 @@ const SCRIPTS: [(&str, &str); 3] = [
 /// The parts that PyTorch cannot express, with the reason and the nearest plan that it can; faults of
 /// `custom`.
 pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
+    if custom.is_none() && program::is_needed(plan.placement()) {
+        return program::folder(plan);
+    }
     refusal::check(plan)?;
     let (context, placement) = (plan.context(), plan.placement());
     let network = Network::of(context.model)?;

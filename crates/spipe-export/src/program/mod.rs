@@ -1,0 +1,58 @@
+//! Programs as files, and the folder that interprets them on PyTorch.
+
+mod file;
+mod place;
+mod ranks;
+mod refusal;
+
+use crate::{
+    folder::{Folder, filled},
+    network::Network,
+};
+use file::ProgramFile;
+pub use file::schema;
+use spipe_base::{Diagnostic, Faults};
+use spipe_plan::{OrderKind, Placement, Plan};
+use spipe_schedule::lower;
+
+const SCRIPTS: [(&str, &str); 9] = [
+    ("train.py", include_str!("../../templates/program/train.py")),
+    ("program.py", include_str!("../../templates/program/program.py")),
+    ("engine.py", include_str!("../../templates/program/engine.py")),
+    ("actions.py", include_str!("../../templates/program/actions.py")),
+    ("passes.py", include_str!("../../templates/program/passes.py")),
+    ("memory.py", include_str!("../../templates/program/memory.py")),
+    ("world.py", include_str!("../../templates/program/world.py")),
+    ("model.py", include_str!("../../templates/torch/model.py")),
+    ("storage.py", include_str!("../../templates/torch/storage.py")),
+];
+
+/// Whether a placement's order is beyond PyTorch's pipeline runtime, and needs the interpreter.
+pub const fn is_needed(placement: &Placement) -> bool {
+    matches!(placement.order, OrderKind::Rounds(_))
+}
+
+/// The folder of a plan whose program is interpreted.
+///
+/// # Errors
+/// The parts that the interpreter does not have, with the reason and the nearest plan.
+pub fn folder(plan: &Plan) -> Result<Folder, Faults> {
+    refusal::check(plan)?;
+    let context = plan.context();
+    let program = lower(&context, plan.placement())?;
+    let file = ProgramFile::new(plan, &Network::of(context.model)?, &program);
+    let mut folder = Folder::default();
+    let json = serde_json::to_string(&file).map_err(|error| Diagnostic::error(error.to_string()))?;
+    folder.add("program.json", json + "\n");
+    for (name, text) in SCRIPTS {
+        folder.add(name, text);
+    }
+    let values = [
+        ("model", context.model.name().into()),
+        ("machine", context.hardware.name().into()),
+        ("system", plan.placement().name().into()),
+        ("ranks", file.ranks().to_string()),
+    ];
+    folder.add("README.md", filled(include_str!("../../templates/program/README.md"), &values));
+    Ok(folder)
+}

@@ -1,0 +1,182 @@
+"""The memories of a plan: each is allocated once, and every buffer with a fixed place is a view of it.
+
+Host memories are one mapping that all processes share, pinned where there are GPUs. A layer's numbers lie flat, tensor after
+tensor in the order of the module's parameters.
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+import model
+from program import Buffer, Program
+from storage import Fault
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter of a layer: its place among the layer's numbers."""
+
+    name: str
+    shape: torch.Size
+    first: int
+    count: int
+
+
+class Layout:
+    """The tensors of each layer, and the type in which a buffer holds them."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.half = TYPES[program.settings["precision"]]
+        self.tensors: list[list[Tensor]] = []
+        with torch.device("meta"):
+            for index in range(program.model["layers"] + 2):
+                first, tensors = 0, []
+                for name, parameter in model.layer(program.model, index).named_parameters():
+                    tensors.append(Tensor(name, parameter.shape, first, parameter.numel()))
+                    first += parameter.numel()
+                self.tensors.append(self.own(index, tensors))
+
+    def own(self, layer: int, tensors: list[Tensor]) -> list[Tensor]:
+        """Without the table that a head has from the embedding."""
+        if not (self.program.model["tied"] and layer == self.program.model["layers"] + 1):
+            return tensors
+        kept: list[Tensor] = []
+        for tensor in tensors:
+            if tensor.name != model.HEAD:
+                first = kept[-1].first + kept[-1].count if kept else 0
+                kept.append(Tensor(tensor.name, tensor.shape, first, tensor.count))
+        return kept
+
+    @property
+    def table(self) -> Tensor:
+        """The embedding's table, which a tied head shares."""
+        return self.tensors[0][0]
+
+    def count(self, layer: int) -> int:
+        return sum(tensor.count for tensor in self.tensors[layer])
+
+    def held(self, buffer: Buffer) -> list[int]:
+        """The layers whose numbers a buffer has: gradients and state are those of trained layers."""
+        skips = buffer.content in ("gradients", "optimizer-state", "undo-log")
+        return [layer for layer in buffer.layers if not (skips and layer in self.program.frozen)]
+
+    def numbers(self, buffer: Buffer) -> int:
+        if buffer.content in ("shared", "shared-gradients"):
+            return self.table.count
+        return sum(self.count(layer) for layer in self.held(buffer))
+
+    def first(self, buffer: Buffer, layer: int) -> int:
+        """The place of a layer among a buffer's numbers."""
+        return sum(self.count(before) for before in self.held(buffer) if before < layer)
+
+    def has_master(self, state: Buffer) -> bool:
+        """Whether a state has the parameters in 32 bits, beside both moments."""
+        return state.bytes == 12 * self.numbers(state)
+
+    def dtype(self, buffer: Buffer) -> torch.dtype:
+        if buffer.content in ("optimizer-state", "undo-log"):
+            return torch.float32
+        return torch.float32 if buffer.bytes == 4 * self.numbers(buffer) else self.half
+
+    def check(self) -> None:
+        """Refuses a program whose bytes are not those of the model's parameters."""
+        for buffer in self.program.buffers:
+            if buffer.offset is None:
+                continue
+            count = self.numbers(buffer)
+            widths = {"optimizer-state": (8, 12), "undo-log": (12,)}.get(buffer.content, (2, 4))
+            if buffer.bytes not in [width * count for width in widths]:
+                raise Fault(f"{buffer.content} of layers {buffer.layers} has {buffer.bytes} bytes in program.json, and {count} numbers in model.py")
+
+
+class Host:
+    """The host memory of all processes: the places of every DRAM, and slots for copies between processes."""
+
+    def __init__(self, program: Program, file: int) -> None:
+        self.starts, end = {}, 0
+        for index, memory in enumerate(program.memories):
+            if memory["rank"] is None:
+                self.starts[index], end = end, up(end + memory["bytes"])
+        self.slots: dict[int, tuple[int, int]] = {}
+        for lane in program.lanes:
+            if lane.to_rank is not None:
+                size = up(max(buffer.bytes for action in lane.actions for buffer, _ in action.writes))
+                self.slots[lane.index], end = (end, size), end + 2 * size
+        self.bytes = max(end, PAGE)
+        self.file = file
+
+    def map(self) -> torch.Tensor:
+        """The mapping, whose pages are those of the other processes."""
+        self.mapping = mmap.mmap(self.file, self.bytes)
+        self.all = torch.frombuffer(self.mapping, dtype=torch.uint8)
+        return self.all
+
+    def touch(self, start: int, size: int) -> None:
+        """Gives pages to a part of the memory, on the NUMA node of the calling process."""
+        self.all[start : start + size].zero_()
+
+    def pin(self) -> None:
+        """Pins the memory for copies of a GPU: `pin_memory()` would round its size up to a power of two."""
+        code = torch.cuda.cudart().cudaHostRegister(self.all.data_ptr(), self.bytes, 0)
+        if int(code) != 0:
+            raise Fault(f"{self.bytes} bytes of host memory cannot be pinned (CUDA's error {int(code)}); `ulimit -l` may limit them")
+
+    def slot(self, lane: int, position: int) -> torch.Tensor:
+        """One of two slots of a lane between processes, in turn."""
+        start, size = self.slots[lane]
+        start += position % 2 * size
+        return self.all[start : start + size]
+
+
+def up(bytes: int) -> int:
+    return -(-bytes // PAGE) * PAGE
+
+
+class Memory:
+    """The memories that a process sees: its own device's, and those of the host."""
+
+    def __init__(self, program: Program, layout: Layout, host: Host, rank: int, device: torch.device) -> None:
+        self.program, self.layout, self.host, self.device = program, layout, host, device
+        self.regions = {index: host.all[start : start + program.memories[index]["bytes"]] for index, start in host.starts.items()}
+        for index, memory in enumerate(program.memories):
+            if memory["rank"] == rank:
+                self.regions[index] = torch.zeros(memory["bytes"], dtype=torch.uint8, device=device)
+
+    def sees(self, buffer: Buffer) -> bool:
+        return buffer.memory in self.regions
+
+    def flat(self, buffer: Buffer) -> torch.Tensor:
+        """The numbers of a buffer."""
+        assert buffer.offset is not None
+        return self.regions[buffer.memory][buffer.offset : buffer.offset + buffer.bytes].view(self.layout.dtype(buffer))
+
+    def layer(self, buffer: Buffer, layer: int) -> torch.Tensor:
+        """The numbers of a layer in a buffer of parameters or gradients."""
+        first = self.layout.first(buffer, layer)
+        return self.flat(buffer)[first : first + self.layout.count(layer)]
+
+    def table(self, buffer: Buffer) -> torch.Tensor:
+        """The shared table in a buffer of the embedding's parameters or gradients, or in a copy of it."""
+        if buffer.content in ("shared", "shared-gradients"):
+            return self.flat(buffer)
+        table = self.layout.table
+        return self.layer(buffer, 0)[table.first : table.first + table.count]
+
+    def state(self, buffer: Buffer) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """The master copy of a state, if it has one, and both moments."""
+        parts = self.flat(buffer).chunk(buffer.bytes // (4 * max(self.layout.numbers(buffer), 1)))
+        return (parts[0] if len(parts) == 3 else None), parts[-2], parts[-1]
+
+    def base_of(self, tensor: torch.Tensor) -> int | None:
+        """The memory in which a tensor's numbers lie, if they have a fixed place."""
+        start = tensor.untyped_storage().data_ptr()
+        return next((index for index, region in self.regions.items() if region.untyped_storage().data_ptr() == start), None)
+
