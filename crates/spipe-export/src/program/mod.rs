@@ -6,7 +6,7 @@ mod ranks;
 mod refusal;
 
 use crate::{
-    folder::{Folder, filled},
+    folder::{COMMON, Folder, filled},
     network::Network,
 };
 use file::ProgramFile;
@@ -23,8 +23,8 @@ const SCRIPTS: [(&str, &str); 9] = [
     ("passes.py", include_str!("../../templates/program/passes.py")),
     ("memory.py", include_str!("../../templates/program/memory.py")),
     ("world.py", include_str!("../../templates/program/world.py")),
-    ("model.py", include_str!("../../templates/torch/model.py")),
-    ("storage.py", include_str!("../../templates/torch/storage.py")),
+    ("adamw.py", include_str!("../../templates/program/adamw.py")),
+    ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
 
 /// Whether a placement's order is beyond PyTorch's pipeline runtime, and needs the interpreter.
@@ -44,7 +44,7 @@ pub fn folder(plan: &Plan) -> Result<Folder, Faults> {
     let mut folder = Folder::default();
     let json = serde_json::to_string(&file).map_err(|error| Diagnostic::error(error.to_string()))?;
     folder.add("program.json", json + "\n");
-    for (name, text) in SCRIPTS {
+    for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
     let values = [

@@ -6,6 +6,7 @@ tensor in the order of the module's parameters.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from dataclasses import dataclass
 
@@ -55,6 +56,13 @@ class Layout:
                 kept.append(Tensor(tensor.name, tensor.shape, first, tensor.count))
         return kept
 
+    def whole_name(self, layer: int, name: str) -> str:
+        """The name that transformers gives a tensor of a layer."""
+        _, _, _, prefix, blocks = model.FAMILIES[self.program.model["family"]]
+        if 0 < layer <= self.program.model["layers"]:
+            return f"{blocks}{layer - 1}.{name}"
+        return name if name == model.HEAD else prefix + name
+
     @property
     def table(self) -> Tensor:
         """The embedding's table, which a tied head shares."""
@@ -100,24 +108,31 @@ class Layout:
 class Host:
     """The host memory of all processes: the places of every DRAM, and slots for copies between processes."""
 
-    def __init__(self, program: Program, file: int) -> None:
-        self.starts, end = {}, 0
-        for index, memory in enumerate(program.memories):
-            if memory["rank"] is None:
-                self.starts[index], end = end, up(end + memory["bytes"])
+    def __init__(self, program: Program) -> None:
+        self.bytes = 0
+        self.starts = {index: self.reserve(memory["bytes"]) for index, memory in enumerate(program.memories) if memory["rank"] is None}
         self.slots: dict[int, tuple[int, int]] = {}
         for lane in program.lanes:
             if lane.to_rank is not None:
                 size = up(max(buffer.bytes for action in lane.actions for buffer, _ in action.writes))
-                self.slots[lane.index], end = (end, size), end + 2 * size
-        self.bytes = max(end, PAGE)
-        self.file = file
+                self.slots[lane.index] = (self.reserve(2 * size), size)
+        # Copies that nobody reads go here: those of parameters that the host has unchanged.
+        unread = [buffer.bytes for action in program.actions.values() if action.kind == "write-back" for buffer, _ in action.reads]
+        self.unread = (self.reserve(max(unread, default=0)), max(unread, default=0))
 
-    def map(self) -> torch.Tensor:
-        """The mapping, whose pages are those of the other processes."""
-        self.mapping = mmap.mmap(self.file, self.bytes)
-        self.all = torch.frombuffer(self.mapping, dtype=torch.uint8)
-        return self.all
+    def reserve(self, bytes: int) -> int:
+        """Adds a part to the memory; its start."""
+        start = self.bytes
+        self.bytes += up(bytes)
+        return start
+
+    def map(self, file: int) -> mmap.mmap:
+        """Maps the memory, whose pages are those of the other processes; huge ones where the system has them."""
+        mapping = mmap.mmap(file, max(self.bytes, PAGE))
+        with contextlib.suppress(OSError):
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+        self.all = torch.frombuffer(mapping, dtype=torch.uint8)
+        return mapping
 
     def touch(self, start: int, size: int) -> None:
         """Gives pages to a part of the memory, on the NUMA node of the calling process."""
@@ -134,6 +149,9 @@ class Host:
         start, size = self.slots[lane]
         start += position % 2 * size
         return self.all[start : start + size]
+
+    def scratch(self, bytes: int) -> torch.Tensor:
+        return self.all[self.unread[0] : self.unread[0] + bytes]
 
 
 def up(bytes: int) -> int:

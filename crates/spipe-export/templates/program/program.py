@@ -64,6 +64,10 @@ class Action:
         letters = {"stage": "s", "microbatch": "m", "layers": "layers "}
         return " ".join([self.kind, *(f"{letters[key]}{value}" for key, value in self.subject.items())])
 
+    @property
+    def buffers(self) -> set[int]:
+        return {buffer.id for buffer, _ in (*self.reads, *self.writes)}
+
     def read(self, *contents: str) -> list[Buffer]:
         return [buffer for buffer, _ in self.reads if buffer.content in contents]
 
@@ -149,10 +153,6 @@ class Program:
         for edge in self.settings["edges"]:
             wait = Wait(edge["from"], edge["distance"], edge.get("at-start", False), edge["cause"])
             self.waits[edge["to"]].append(wait)
-        self.users = [0] * len(self.buffers)
-        for action in self.actions.values():
-            for buffer in {buffer.id for buffer, _ in (*action.reads, *action.writes)}:
-                self.users[buffer] += 1
 
     def lane(self, index: int, it: dict[str, Any]) -> Lane:
         actions = tuple(self.action(index, action) for action in it["actions"])

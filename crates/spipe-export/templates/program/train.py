@@ -1,1 +1,255 @@
+"""Trains the model of program.json in the order of its lanes. README.md has the commands."""
 
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+import parameters
+import storage
+from actions import LEFT_OUT, Actions
+from checkpoint import Checkpoints
+from engine import Engine
+from memory import Layout, Memory
+from program import Buffer, Program
+from storage import Fault
+from tokens import Tokens
+from traces import write_trace
+from world import GRANTED, LAST, RING, Stopped, World
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# Steps without an overflow after which the loss scale doubles, and the first scale: those of PyTorch's GradScaler.
+PATIENCE, FIRST_SCALE = 2000, 2.0**16
+
+
+def arguments() -> argparse.Namespace:
+    data, weights = (os.path.join(HERE, name) for name in ("tokens.safetensors", "weights"))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default=data if os.path.exists(data) else None, required=not os.path.exists(data),
+                        help="a text, read byte by byte, or a safetensors file with the tokens of each step")  # fmt: skip
+    parser.add_argument("--weights", default=weights if os.path.exists(weights) else None,
+                        help="folder or file of safetensors in transformers' layout; random weights without")  # fmt: skip
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--warmup-steps", type=int, default=0)
+    parser.add_argument("--decay", choices=["constant", "linear", "cosine"], default="constant")
+    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--loss-scale", type=float, default=FIRST_SCALE, help="the first scale of the loss in fp16")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--checkpoint-dir", help="folder for checkpoints")
+    parser.add_argument("--checkpoint-every", type=int, default=100)
+    parser.add_argument("--keep-checkpoints", type=int, default=2)
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
+    parser.add_argument("--save-weights", help="folder for the weights at the end, as safetensors")
+    parser.add_argument("--trace", help="folder for the times of all actions of one step, a file per rank")
+    parser.add_argument("--trace-step", type=int, default=None, help="the step to trace; the last one by default")
+    parser.add_argument("--cpu", action="store_true", help="use CPU cores for every rank")
+    return parser.parse_args()
+
+
+class Training:
+    """The processes' memory and lanes, the training's state, and its files."""
+
+    def __init__(self, program: Program, options: argparse.Namespace) -> None:
+        self.program, self.options = program, options
+        layout = Layout(program)
+        layout.check()
+        self.world = World(program, options.cpu)
+        self.memory = Memory(program, layout, self.world.host, self.world.rank, self.world.device)
+        tokens = Tokens(options.data, program.settings["batch"], program.model["vocabulary"], options.seed)
+        self.actions = Actions(program, self.world, self.memory, tokens, self.rate, options.weight_decay)
+        self.scale, self.good, self.durations = (options.loss_scale if program.settings["precision"] == "fp16" else 1.0), 0, []
+        self.first = 0
+        self.checkpoints = None
+        if options.checkpoint_dir:
+            self.checkpoints = Checkpoints(options.checkpoint_dir, self.world.rank, self.world.size, program.settings["fingerprint"],
+                                           options.keep_checkpoints, self.world.barrier)  # fmt: skip
+        if options.resume:
+            self.resume()
+        else:
+            self.fill()
+        self.world.barrier()
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, as in transformers' schedules."""
+        options = self.options
+        if step < options.warmup_steps:
+            return float(options.learning_rate * step / options.warmup_steps)
+        done = min((step - options.warmup_steps) / max(options.steps - options.warmup_steps, 1), 1.0)
+        factor = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[options.decay]
+        return float(options.learning_rate * factor)
+
+    def own(self) -> list[Buffer]:
+        """The buffers that are held throughout and that this process fills, saves and reads: its device's, and its share of the host's."""
+        held = [buffer for buffer in self.program.buffers if buffer.resident and buffer.offset is not None and self.memory.sees(buffer)]
+        rank_of = {buffer.id: self.program.memories[buffer.memory]["rank"] for buffer in held}
+        return [it for it in held if (it.id % self.world.size if rank_of[it.id] is None else rank_of[it.id]) == self.world.rank]
+
+    @torch.no_grad()
+    def fill(self) -> None:
+        """Reads, or draws, the first parameters, and their copies in the optimizer's state."""
+        source = parameters.source(self.options.weights, self.options.seed)
+        layout = self.memory.layout
+        for buffer in self.own():
+            numbers = self.memory.flat(buffer)
+            if buffer.content == "optimizer-state":
+                master, mean, square = self.memory.state(buffer)
+                mean.zero_(), square.zero_()
+                if master is None:
+                    continue
+                numbers = master
+            elif buffer.content == "shared":
+                numbers.copy_(source.read(layout.whole_name(0, layout.table.name), layout.table.shape, 0, len(numbers)))
+                continue
+            for layer in layout.held(buffer):
+                for tensor in layout.tensors[layer]:
+                    first = layout.first(buffer, layer) + tensor.first
+                    found = source.read(layout.whole_name(layer, tensor.name), tensor.shape, 0, tensor.count)
+                    numbers[first : first + tensor.count].copy_(found)
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """What this process puts into a checkpoint."""
+        name = lambda it: f"{it.content}.{it.layers[0]}-{it.layers[-1]}.{self.program.memories[it.memory]['name']}"  # noqa: E731
+        return {name(buffer): self.memory.flat(buffer) for buffer in self.own()}
+
+    def save(self, step: int) -> None:
+        if self.checkpoints is not None:
+            numbers = {f"steps.{state}": float(count) for state, count in self.actions.counts.items()}
+            self.checkpoints.save(step, self.tensors(), {**numbers, "scale": self.scale, "good": float(self.good)})
+
+    def resume(self) -> None:
+        if self.checkpoints is None:
+            raise Fault("--resume needs --checkpoint-dir")
+        self.first, numbers = self.checkpoints.load(self.tensors())
+        self.actions.counts = {state: int(numbers[f"steps.{state}"]) for state in self.actions.counts}
+        self.scale, self.good = numbers["scale"], int(numbers["good"])
+
+    def learn_scale(self, iteration: int) -> None:
+        """Halves the loss scale after an overflow, and doubles it after many steps without one."""
+        if self.program.settings["precision"] != "fp16":
+            return
+        if self.world.board.factor[iteration % RING] == LEFT_OUT:
+            self.scale, self.good = self.scale / 2.0, 0
+        else:
+            self.good += 1
+            if self.good % PATIENCE == 0:
+                self.scale *= 2.0
+
+    def run(self) -> None:
+        """All steps, with checkpoints between them."""
+        options, board = self.options, self.world.board
+        self.engine = Engine(self.program, self.world, self.actions, self.first)
+        if options.trace is not None:
+            self.engine.traced = options.steps - 1 if options.trace_step is None else options.trace_step
+        board.over[self.world.rank] = self.first
+        if self.world.rank == 0:
+            board.control[LAST], board.control[GRANTED] = options.steps, self.first
+        self.world.barrier()
+        self.engine.scale = self.scale
+        self.engine.start()
+        step, self.ended, self.undone = self.first, time.perf_counter(), 0
+        while step < board.control[LAST]:
+            until = min(step - step % options.checkpoint_every + options.checkpoint_every, options.steps)
+            step = self.engine.advance(until, self.say)
+            self.save(step)
+            self.ended = time.perf_counter()
+
+    def say(self, iteration: int) -> None:
+        """Prints the line of a step."""
+        board, batch = self.world.board, self.program.settings["batch"]
+        now, undone = time.perf_counter(), sum(board.undone)
+        took = 1e3 * (now - self.ended)
+        self.durations.append(took)
+        line = {"event": "step", "step": iteration, "loss": board.loss[iteration % RING], "duration-ms": took,
+                "tokens-per-second": batch["sequences"] * batch["seq-len"] / took * 1e3}  # fmt: skip
+        if undone > self.undone:
+            line["steps-undone"] = undone - self.undone
+        if board.factor[iteration % RING] == LEFT_OUT:
+            line["left-out"] = True
+        print(json.dumps(line), flush=True)
+        self.ended, self.undone = now, undone
+        self.learn_scale(iteration)
+        self.engine.scale = self.scale
+
+
+def save_weights(training: Training, folder: str) -> None:
+    """One file per process, and the index of all. Trained layers are written from their 32-bit copies."""
+    program, memory, layout = training.program, training.memory, training.memory.layout
+    homes: dict[int, Buffer] = {}
+    for buffer in program.buffers:
+        is_copy = buffer.content == "optimizer-state" and layout.has_master(buffer)
+        if buffer.resident and (is_copy or buffer.content == "parameters"):
+            for layer in layout.held(buffer):
+                if layer not in homes or is_copy:
+                    homes[layer] = buffer
+    tensors = {}
+    for layer, buffer in homes.items():
+        rank = program.memories[buffer.memory]["rank"]
+        if (layer % training.world.size if rank is None else rank) == training.world.rank:
+            first = layout.first(buffer, layer)
+            for tensor in layout.tensors[layer]:
+                place = first + tensor.first
+                numbers = memory.flat(buffer)[place : place + tensor.count]
+                tensors[layout.whole_name(layer, tensor.name)] = numbers.view(tensor.shape).float()
+    os.makedirs(folder, exist_ok=True)
+    end = f"-of-{training.world.size:05}.safetensors"
+    storage.write(os.path.join(folder, f"model-{training.world.rank + 1:05}{end}"), tensors)
+    training.world.barrier()
+    if training.world.rank == 0:
+        files = sorted(name for name in os.listdir(folder) if name.endswith(end))
+        places = {name: file for file in files for name in storage.Safetensors(os.path.join(folder, file)).header}
+        with open(os.path.join(folder, parameters.INDEX), "w") as file:
+            json.dump({"metadata": {}, "weight_map": places}, file, indent=1)
+
+
+def main(found: list[Training]) -> None:
+    options = arguments()
+    training = Training(Program(os.path.join(HERE, "program.json")), options)
+    found.append(training)
+    training.run()
+    if options.save_weights:
+        save_weights(training, options.save_weights)
+    if options.trace:
+        write_trace(training.engine, training.durations, options.trace)
+    if training.world.device.type == "cuda":
+        print(json.dumps({"event": "end", "rank": training.world.rank, "peak-bytes": torch.cuda.max_memory_allocated()}), flush=True)
+    training.world.barrier()
+    dist.destroy_process_group()
+
+
+def end(found: list[Training], fault: BaseException) -> str | None:
+    """Ends all processes; what this one says: only the first that failed speaks."""
+    first = found[0].world.abort() if found else True
+    if isinstance(fault, Stopped) and found:
+        # A lane of this process has failed, or another process, which speaks for itself.
+        first, fault = found[0].engine.fault is not None, found[0].engine.fault or fault
+    if not first:
+        return None
+    if isinstance(fault, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(fault, Fault):
+        return f"error: {fault}"
+    return "".join(traceback.format_exception(fault))
+
+
+if __name__ == "__main__":
+    trainings: list[Training] = []
+    try:
+        main(trainings)
+    except BaseException as fault:
+        if isinstance(fault, SystemExit):
+            raise
+        words = end(trainings, fault)
+        if words is not None:
+            print(words, file=sys.stderr, flush=True)
+        # Lanes may still wait; nothing is left that they could write.
+        sys.stdout.flush()
+        os._exit(130 if isinstance(fault, KeyboardInterrupt) else 1)

@@ -1,1 +1,171 @@
+"""The processes of a plan: one for each device that computes, the memory that all of them share, and the board on which each
+says how far it is."""
 
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+from types import FrameType
+
+import torch
+import torch.distributed as dist
+
+from memory import Host
+from program import Program
+from storage import Fault
+
+OLDEST = (2, 8)
+# Iterations whose numbers are on the board at the same time: no process is as far ahead of another one.
+RING = 4
+NODES = "/sys/devices/system/node"
+# Words of the board that are not of an action.
+ABORTED, STOPPING, GRANTED, LAST = range(4)
+
+
+class Stopped(Exception):
+    """Another process, or another lane, has failed: this one has nothing to say about it."""
+
+
+class Board:
+    """Numbers in shared memory. Each is written by one process only, and read by all."""
+
+    def __init__(self, program: Program, size: int, shared: mmap.mmap, start: int) -> None:
+        words, count = memoryview(shared)[start:].cast("q"), max(program.actions, default=0) + 1
+        self.control, words = words[:8], words[8:]
+        self.processes, words = words[:size], words[size:]
+        # By process, the iterations that are over, and the optimizer steps that were undone.
+        self.over, words = words[:size], words[size:]
+        self.undone, words = words[:size], words[size:]
+        # By action, the iterations in which it has begun, has put its data into a slot, and has ended.
+        self.begun, words = words[:count], words[count:]
+        self.sent, words = words[:count], words[count:]
+        self.ended, words = words[:count], words[count:]
+        numbers = words.cast("B").cast("d")
+        self.loss, self.scale, self.norm, self.factor = (numbers[RING * index : RING * (index + 1)] for index in range(4))
+        # By buffer, a norm's sum of squares, or that of the gradients of a state's last step.
+        self.squares = numbers[4 * RING : 4 * RING + len(program.buffers)]
+
+    @staticmethod
+    def bytes(program: Program, size: int) -> int:
+        return 8 * (8 + 3 * size + 3 * (max(program.actions, default=0) + 1) + 4 * RING + len(program.buffers))
+
+
+def cores_of(node: int) -> set[int]:
+    """The cores of a NUMA node among those that this process may use; none if the machine does not say."""
+    cores: set[int] = set()
+    try:
+        with open(f"{NODES}/node{node}/cpulist") as file:
+            for part in file.read().strip().split(","):
+                first, _, last = part.partition("-")
+                cores |= set(range(int(first), int(last or first) + 1))
+    except (OSError, ValueError):
+        return set()
+    return cores & os.sched_getaffinity(0)
+
+
+class World:
+    """This process among the others, its device, and the host memory."""
+
+    def __init__(self, program: Program, only_cpu: bool) -> None:
+        version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+        if version < OLDEST:
+            raise Fault(f"PyTorch {torch.__version__} is too old: these scripts want {OLDEST[0]}.{OLDEST[1]}")
+        self.program, self.rank, self.size = program, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        if self.size != len(program.ranks):
+            raise Fault(f"the plan has {len(program.ranks)} ranks, {self.size} processes were started: see README.md")
+        if int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) != self.size:
+            raise Fault("the processes of this plan share the memory of one machine: start all of them on one node")
+        self.device = self.find_device(only_cpu)
+        self.bind()
+        alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+        dist.init_process_group("gloo", **alone)
+        self.share()
+        signal.signal(signal.SIGTERM, self.stop)
+
+    def find_device(self, only_cpu: bool) -> torch.device:
+        rank = self.program.ranks[self.rank]
+        if rank["kind"] != "gpu" or only_cpu:
+            return torch.device("cpu")
+        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if rank["gpu"] >= found:
+            raise Fault(f"rank {self.rank} is `{rank['device']}`, GPU {rank['gpu']} of the machine, and PyTorch finds {found}; --cpu uses cores")
+        device = torch.device("cuda", rank["gpu"])
+        torch.cuda.set_device(device)
+        return device
+
+    def bind(self) -> None:
+        """Runs this process, and what it allocates, on the cores beside its device."""
+        node = self.program.ranks[self.rank]["numa-node"]
+        cores = cores_of(node) if node is not None else set()
+        if cores:
+            os.sched_setaffinity(0, cores)
+        if self.device.type == "cuda":
+            # Processes on one node share its cores; launchers give each one thread.
+            beside = sum(rank["numa-node"] == node for rank in self.program.ranks)
+            torch.set_num_threads(max(len(os.sched_getaffinity(0)) // beside, 1))
+
+    def share(self) -> None:
+        """Maps one memory into all processes. It has no name, and ends with the last of them."""
+        host = Host(self.program)
+        board = host.reserve(Board.bytes(self.program, self.size))
+        place = torch.zeros(2, dtype=torch.int64)
+        if self.rank == 0:
+            self.file = os.memfd_create("spipe")
+            os.ftruncate(self.file, host.bytes)
+            place[0], place[1] = os.getpid(), self.file
+        dist.broadcast(place, 0)
+        if self.rank > 0:
+            self.file = os.open(f"/proc/{int(place[0])}/fd/{int(place[1])}", os.O_RDWR)
+        shared = host.map(self.file)
+        self.host, self.board = host, Board(self.program, self.size, shared, board)
+        self.board.processes[self.rank] = os.getpid()
+        self.touch()
+        dist.barrier()
+        if self.device.type == "cuda":
+            host.pin()
+
+    def touch(self) -> None:
+        """Gives pages to the host memory: each part by a process beside it."""
+        nodes = [rank["numa-node"] for rank in self.program.ranks]
+        for index, start in self.host.starts.items():
+            memory = self.program.memories[index]
+            node = memory["numa-node"]
+            owner = nodes.index(node) if node in nodes else 0
+            if owner == self.rank and memory["bytes"] > 0:
+                here, there = os.sched_getaffinity(0), cores_of(node) if node is not None else set()
+                os.sched_setaffinity(0, there or here)
+                self.host.touch(start, memory["bytes"])
+                os.sched_setaffinity(0, here)
+
+    def stop(self, _signal: int, _frame: FrameType | None) -> None:
+        """Lets all processes end after the iterations that have begun, with a checkpoint."""
+        self.board.control[STOPPING] = 1
+
+    def abort(self) -> bool:
+        """Ends all processes; whether this one is the first to want it."""
+        first = self.board.control[ABORTED] == 0
+        self.board.control[ABORTED] = 1
+        return first
+
+    def check(self) -> None:
+        """Raises `Stopped` if another process or lane has failed."""
+        if self.board.control[ABORTED]:
+            raise Stopped
+
+    def find_lost(self) -> None:
+        """Raises a fault if another process has ended without a word."""
+        for rank, process in enumerate(self.board.processes):
+            if process and not is_alive(process) and self.board.over[rank] < self.board.control[LAST]:
+                raise Fault(f"rank {rank} was killed: the newest checkpoint is whole")
+
+    def barrier(self) -> None:
+        dist.barrier()
+
+
+def is_alive(process: int) -> bool:
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except OSError:
+        return False
