@@ -92,15 +92,16 @@ fn name(imported: &mut Imported, plan: &Plan, path: &str) -> Result<(), Failure>
         let hint = "give the plan that was exported, or leave `--plan` out";
         Failure::input(Diagnostic::error(format!("the trace is of another plan than `{path}`: {what}")).hint(hint))
     };
-    let (stages, microbatches) = (plan.placement().stages.len(), plan.context().workload().microbatches);
+    let program = spipe_search::program(plan)?;
+    let (stages, microbatches) = (program.stages().len(), program.shape().microbatches);
     let mut forwards = BTreeSet::new();
     for span in imported.trace.spans.iter().filter(|span| span.kind.is_compute()) {
         let Subject { stage: Some(stage), microbatch: Some(microbatch), .. } = span.subject else { continue };
-        if stage.index() >= stages || microbatch.index() as u64 >= microbatches {
+        let Some(planned) = program.stages().get(stage).filter(|_| (microbatch.index() as u64) < microbatches) else {
             let label = span.label();
             return Err(wrong(format!("it has `{label}`, the plan {stages} stages and {microbatches} microbatches")));
-        }
-        let device = &plan.context().hardware.devices()[plan.placement().stages[stage].lead()].name;
+        };
+        let device = &program.devices()[planned.device].name;
         let lane = &imported.trace.lanes[span.lane.index()];
         if imported.plan.is_some() && lane.device != *device {
             return Err(wrong(format!("`{}` ran on `{}`, the plan has it on `{device}`", span.label(), lane.device)));
@@ -109,15 +110,14 @@ fn name(imported: &mut Imported, plan: &Plan, path: &str) -> Result<(), Failure>
             forwards.insert((stage, microbatch));
         }
     }
-    let wanted = stages as u64 * microbatches;
-    if imported.plan.is_some() && forwards.len() as u64 != wanted {
+    let wanted = program.actions().iter().filter(|action| action.kind == ActionKind::Forward).count();
+    if imported.plan.is_some() && forwards.len() != wanted {
         return Err(wrong(format!("it has {} forwards, the plan has {wanted}", forwards.len())));
     }
     let own = fingerprint(plan);
     if imported.plan.as_ref().is_some_and(|exported| *exported != own) {
         return Err(wrong("its system, batch, devices or choices of stages differ".to_owned()));
     }
-    let program = spipe_search::program(plan)?;
     imported.trace.name.clone_from(&program.shape().name);
     imported.trace.tokens = program.shape().tokens;
     Ok(())

@@ -1,6 +1,6 @@
 //! The profiler's JSON.
 
-use super::{ImportError, ProfilerFile};
+use super::{ImportError, ProfilerFile, program::MeasuredLane};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -33,6 +33,11 @@ pub struct Added {
     /// The times of all steps.
     #[serde(default)]
     pub iterations_ms: Vec<f64>,
+    /// Which of them the actions are of.
+    pub traced: Option<usize>,
+    /// The lanes of a program's actions.
+    #[serde(default)]
+    pub lanes: Vec<MeasuredLane>,
 }
 
 /// The process, as PyTorch names it.
@@ -60,8 +65,9 @@ pub struct Event {
     ts: f64,
     #[serde(default)]
     dur: f64,
+    /// The arguments.
     #[serde(default)]
-    args: Value,
+    pub args: Value,
 }
 
 impl Document {

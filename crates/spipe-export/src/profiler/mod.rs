@@ -7,6 +7,7 @@
 //! | `gpu_memcpy`, HtoD and DtoH | copies of `DEVICE.h2d` and `DEVICE.d2h` |
 //! | kernels of NCCL | copies of `DEVICE.channel` |
 //! | `[memory]` | the bytes of the device, from the start of the profile |
+//! | actions of the interpreter of programs | the same actions, on the lanes of the program |
 //!
 //! On a thread, an action begins with its first operation: before that it waits for its input. Times
 //! of several files are compared by their common clock. If their steps lie further apart than a
@@ -15,6 +16,7 @@
 mod document;
 mod label;
 mod process;
+mod program;
 
 use document::Document;
 use process::Process;
@@ -99,7 +101,9 @@ pub fn import(files: &[ProfilerFile<'_>]) -> Result<Imported, ImportError> {
         processes.push(process);
     }
     let plan = processes.first().ok_or(ImportError::Nothing)?.plan.clone();
-    let mut notes = vec!["measured with PyTorch's profiler, which takes time itself".to_owned()];
+    let profiled = processes.iter().any(|process| process.period.is_none());
+    let mut notes: Vec<String> =
+        profiled.then(|| "measured with PyTorch's profiler, which takes time itself".to_owned()).into_iter().collect();
     if aligned(&mut processes) {
         notes.push("the clocks of the processes differ; the starts of their steps coincide here".into());
     }
@@ -126,10 +130,11 @@ fn joined(mut processes: Vec<Process>, notes: Vec<String>) -> Trace {
     let (mut lanes, mut spans) = (Vec::new(), Vec::new());
     let mut memories: Vec<MemoryTrack> = Vec::new();
     let mut iterations = Vec::new();
+    let measured = processes.iter().filter_map(|process| process.period).max();
     for process in processes {
         for lane in process.lanes {
             let id = LaneId::from(lanes.len());
-            lanes.push(Lane { name: lane.name, device: process.device.clone(), role: lane.role });
+            lanes.push(Lane { name: lane.name, device: lane.device, role: lane.role });
             spans.extend(lane.spans.into_iter().map(|span| Span {
                 lane: id,
                 kind: span.kind,
@@ -145,7 +150,7 @@ fn joined(mut processes: Vec<Process>, notes: Vec<String>) -> Trace {
             iterations = process.iterations;
         }
     }
-    let period = at(end);
+    let period = measured.unwrap_or_else(|| at(end));
     Trace {
         format_version: FORMAT_VERSION,
         name: "PyTorch".into(),

@@ -20,6 +20,8 @@ pub struct Process {
     pub device: String,
     pub plan: Option<String>,
     pub iterations: Vec<SimTime>,
+    /// The measured time from the start of an iteration to that of the next, if the file says it.
+    pub period: Option<SimTime>,
     /// The start of the step, in ns.
     pub start: u64,
     /// Its end.
@@ -32,6 +34,7 @@ pub struct Process {
 #[derive(Debug)]
 pub struct ProcessLane {
     pub name: String,
+    pub device: String,
     pub role: LaneRole,
     pub spans: Vec<Raw>,
 }
@@ -57,6 +60,9 @@ pub struct Memory {
 impl Process {
     /// The process of a file, the `index`-th of several; none without actions.
     pub fn new(document: &Document, index: usize) -> Option<Self> {
+        if let Some(added) = document.spipe.as_ref().filter(|added| !added.lanes.is_empty()) {
+            return super::program::process(document, added);
+        }
         let rank = document.spipe.as_ref().map(|added| added.rank);
         let rank = rank.or_else(|| Some(document.distributed.as_ref()?.rank)).unwrap_or(index as u64);
         let device = document.spipe.as_ref().map_or_else(|| format!("rank{rank}"), |added| added.device.clone());
@@ -80,6 +86,7 @@ impl Process {
             rank,
             plan: document.spipe.as_ref().and_then(|added| added.plan.clone()),
             iterations: times.iter().map(|ms| SimTime::ns((ms * 1e6).round() as u64)).collect(),
+            period: None,
             start,
             end,
             memories: memories(document, &device),
@@ -150,7 +157,7 @@ fn compute(document: &Document, device: &str) -> Option<ProcessLane> {
         let next = spans[index].start;
         spans[index - 1].end = spans[index - 1].end.min(next);
     }
-    Some(ProcessLane { name: format!("{device}.compute"), role: LaneRole::Compute, spans })
+    Some(ProcessLane { device: device.into(), name: format!("{device}.compute"), role: LaneRole::Compute, spans })
 }
 
 /// A shorter time between an action's start and its first operation is no wait.
@@ -170,7 +177,12 @@ fn optimizer(document: &Document, device: &str) -> ProcessLane {
             && own.is_some_and(|action| action.tid != event.tid)
     });
     let spans = steps.map(|event| step(document.times(event))).collect();
-    ProcessLane { name: format!("{device}.optimizer"), role: LaneRole::Optimizer, spans: apart(spans) }
+    ProcessLane {
+        device: device.into(),
+        name: format!("{device}.optimizer"),
+        role: LaneRole::Optimizer,
+        spans: apart(spans),
+    }
 }
 
 /// Copies between a GPU and the host in one direction.
@@ -181,14 +193,19 @@ fn copies(document: &Document, device: &str, direction: &str) -> ProcessLane {
     };
     let found = document.slices().filter(|event| event.cat == "gpu_memcpy" && event.name.contains(direction));
     let spans = found.map(|event| moved(document, event, payload)).collect();
-    ProcessLane { name: format!("{device}.{name}"), role, spans: apart(spans) }
+    ProcessLane { device: device.into(), name: format!("{device}.{name}"), role, spans: apart(spans) }
 }
 
 /// The kernels of NCCL, which send and receive.
 fn channel(document: &Document, device: &str) -> ProcessLane {
     let found = document.slices().filter(|event| event.cat == "kernel" && event.name.starts_with("nccl"));
     let spans = found.map(|event| moved(document, event, Payload::Activation)).collect();
-    ProcessLane { name: format!("{device}.channel"), role: LaneRole::Channel, spans: apart(spans) }
+    ProcessLane {
+        device: device.into(),
+        name: format!("{device}.channel"),
+        role: LaneRole::Channel,
+        spans: apart(spans),
+    }
 }
 
 fn moved(document: &Document, event: &Event, payload: Payload) -> Raw {

@@ -15,15 +15,20 @@ use spipe_base::{Diagnostic, Faults};
 use spipe_plan::{OrderKind, Placement, Plan};
 use spipe_schedule::lower;
 
-const SCRIPTS: [(&str, &str); 9] = [
+const SCRIPTS: [(&str, &str); 14] = [
     ("train.py", include_str!("../../templates/program/train.py")),
     ("program.py", include_str!("../../templates/program/program.py")),
     ("engine.py", include_str!("../../templates/program/engine.py")),
     ("actions.py", include_str!("../../templates/program/actions.py")),
+    ("compute.py", include_str!("../../templates/program/compute.py")),
     ("passes.py", include_str!("../../templates/program/passes.py")),
+    ("copies.py", include_str!("../../templates/program/copies.py")),
+    ("steps.py", include_str!("../../templates/program/steps.py")),
+    ("adamw.py", include_str!("../../templates/program/adamw.py")),
+    ("store.py", include_str!("../../templates/program/store.py")),
     ("memory.py", include_str!("../../templates/program/memory.py")),
     ("world.py", include_str!("../../templates/program/world.py")),
-    ("adamw.py", include_str!("../../templates/program/adamw.py")),
+    ("worker.py", include_str!("../../templates/program/worker.py")),
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
 

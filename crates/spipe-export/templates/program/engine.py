@@ -11,38 +11,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import torch
 
 from actions import Actions
 from program import Action, Lane, Program, Wait
+from worker import Span, Worker
 from world import GRANTED, LAST, RING, STOPPING, Stopped, World
 
 # Seconds between two looks at what another process says.
 LOOK = 1e-4
 STREAMS = ("compute", "h2d", "d2h", "channel")
-
-
-@dataclass
-class Span:
-    """A measured action; on a stream, the events of its start and end."""
-
-    action: Action
-    start: int
-    end: int
-    events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
-    waited_for: str | None = None
-
-
-@dataclass
-class Worker:
-    """A lane in this process: of a lane between two processes, its sending or its receiving end."""
-
-    lane: Lane
-    receives: bool
-    stream: torch.cuda.Stream | None
-    spans: list[Span] = field(default_factory=list)
 
 
 class Engine:
@@ -96,8 +75,7 @@ class Engine:
         except Stopped:
             pass
         except BaseException as fault:
-            if self.world.abort():
-                self.fault = fault
+            self.fault = self.fault or fault
         finally:
             with self.condition:
                 self.condition.notify_all()
@@ -130,11 +108,14 @@ class Engine:
         event = self.mark(worker) if worker.stream is not None and (iteration == self.traced or action.id in self.begins_matter) else None
         start = time.perf_counter_ns()
         if not worker.receives:
+            self.board.sent_at[action.id] = start
             self.begin(action, iteration, event)
         if worker.lane.to_rank is None:
             self.actions.perform(action, iteration)
         else:
             self.cross(worker, iteration * len(worker.lane.actions) + position, action, iteration)
+            # It began when its sender did.
+            start, event = self.board.sent_at[action.id], None
         end = self.mark(worker) if worker.stream is not None else None
         if iteration == self.traced and worker.receives == (worker.lane.to_rank is not None):
             both = (event, end) if event is not None and end is not None else None
@@ -221,12 +202,12 @@ class Engine:
         slot = self.world.host.slot(lane.index, number)
         if worker.receives:
             self.until(lambda: board.sent[action.id] > iteration)
-            self.actions.receive(action, iteration, slot)
+            self.actions.cross(action, iteration, slot, receives=True)
         else:
             past, place = divmod(number - 2, len(lane.actions))
             if past >= self.first:
                 self.until(lambda: board.ended[lane.actions[place].id] > past)
-            self.actions.send(action, iteration, slot)
+            self.actions.cross(action, iteration, slot, receives=False)
         if worker.stream is not None:
             worker.stream.synchronize()
         if worker.receives:
@@ -276,7 +257,7 @@ class Engine:
         with self.condition:
             while self.left.get(iteration, 1) > 0:
                 self.condition.wait(0.1)
-                self.world.check()
+                self.check()
                 if time.monotonic() > looked + 1.0:
                     looked = time.monotonic()
                     self.world.find_lost()
@@ -288,6 +269,12 @@ class Engine:
                 event = self.events.get((worker.lane.actions[-1].id, iteration % RING))
                 if event is not None:
                     event.synchronize()
+
+    def check(self) -> None:
+        """Raises what a lane has raised, or that another process has failed."""
+        if self.fault is not None:
+            raise self.fault
+        self.world.check()
 
     def until_others(self, count: int) -> None:
         looked = time.monotonic()

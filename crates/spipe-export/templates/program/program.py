@@ -20,6 +20,7 @@ CONTENTS = {
     "recomputed", "checkpoint", "undo-log", "workspace",
 }  # fmt: skip
 GRAPHS = ("saved", "recomputed")
+PASSES = {"forward": "F", "recompute": "R", "backward": "B"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,9 @@ class Action:
 
     @property
     def label(self) -> str:
-        """Its name in traces: `forward s0 m2`, `weights-in s1 layers 2..9`."""
+        """Its name in traces: `0F2` for passes, `weights-in s1 layers 2..9` for others."""
+        if self.kind in PASSES:
+            return f"{self.stage}{PASSES[self.kind]}{self.microbatch}"
         letters = {"stage": "s", "microbatch": "m", "layers": "layers "}
         return " ".join([self.kind, *(f"{letters[key]}{value}" for key, value in self.subject.items())])
 

@@ -6,7 +6,8 @@ import json
 import os
 from typing import Any
 
-from engine import Engine, Span, Worker
+from engine import Engine
+from worker import Span, Worker
 
 
 def write_trace(engine: Engine, durations: list[float], folder: str) -> None:
@@ -22,6 +23,7 @@ def write_trace(engine: Engine, durations: list[float], folder: str) -> None:
             "plan": program.settings["fingerprint"],
             "name": program.settings["name"],
             "iterations-ms": durations,
+            "traced": engine.traced - engine.first,
             "lanes": lanes,
         },
     }

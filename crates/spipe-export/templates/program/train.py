@@ -15,11 +15,12 @@ import torch.distributed as dist
 
 import parameters
 import storage
-from actions import LEFT_OUT, Actions
+from actions import Actions
 from checkpoint import Checkpoints
 from engine import Engine
 from memory import Layout, Memory
 from program import Buffer, Program
+from steps import LEFT_OUT
 from storage import Fault
 from tokens import Tokens
 from traces import write_trace
@@ -122,14 +123,14 @@ class Training:
 
     def save(self, step: int) -> None:
         if self.checkpoints is not None:
-            numbers = {f"steps.{state}": float(count) for state, count in self.actions.counts.items()}
+            numbers = {f"steps.{state}": float(count) for state, count in self.actions.steps.counts.items()}
             self.checkpoints.save(step, self.tensors(), {**numbers, "scale": self.scale, "good": float(self.good)})
 
     def resume(self) -> None:
         if self.checkpoints is None:
             raise Fault("--resume needs --checkpoint-dir")
         self.first, numbers = self.checkpoints.load(self.tensors())
-        self.actions.counts = {state: int(numbers[f"steps.{state}"]) for state in self.actions.counts}
+        self.actions.steps.counts = {state: int(numbers[f"steps.{state}"]) for state in self.actions.steps.counts}
         self.scale, self.good = numbers["scale"], int(numbers["good"])
 
     def learn_scale(self, iteration: int) -> None:
@@ -210,10 +211,9 @@ def save_weights(training: Training, folder: str) -> None:
             json.dump({"metadata": {}, "weight_map": places}, file, indent=1)
 
 
-def main(found: list[Training]) -> None:
+def main() -> None:
     options = arguments()
     training = Training(Program(os.path.join(HERE, "program.json")), options)
-    found.append(training)
     training.run()
     if options.save_weights:
         save_weights(training, options.save_weights)
@@ -225,31 +225,29 @@ def main(found: list[Training]) -> None:
     dist.destroy_process_group()
 
 
-def end(found: list[Training], fault: BaseException) -> str | None:
-    """Ends all processes; what this one says: only the first that failed speaks."""
-    first = found[0].world.abort() if found else True
-    if isinstance(fault, Stopped) and found:
-        # A lane of this process has failed, or another process, which speaks for itself.
-        first, fault = found[0].engine.fault is not None, found[0].engine.fault or fault
-    if not first:
-        return None
-    if isinstance(fault, KeyboardInterrupt):
-        return "interrupted"
+def words_of(fault: BaseException) -> str:
+    """What is said of a fault: a sentence, or where in the scripts it arose."""
     if isinstance(fault, Fault):
         return f"error: {fault}"
-    return "".join(traceback.format_exception(fault))
+    return "interrupted" if isinstance(fault, KeyboardInterrupt) else "".join(traceback.format_exception(fault))
+
+
+def speaks(fault: BaseException) -> bool:
+    """Ends all processes; whether this one says why: the first that failed does, and of faults that all have the first process."""
+    world = World.current
+    if world is None:
+        return int(os.environ.get("RANK", 0)) == 0
+    return not isinstance(fault, Stopped) and world.abort()
 
 
 if __name__ == "__main__":
-    trainings: list[Training] = []
     try:
-        main(trainings)
+        main()
+    except SystemExit:
+        raise
     except BaseException as fault:
-        if isinstance(fault, SystemExit):
-            raise
-        words = end(trainings, fault)
-        if words is not None:
-            print(words, file=sys.stderr, flush=True)
+        if speaks(fault):
+            print(words_of(fault), file=sys.stderr, flush=True)
         # Lanes may still wait; nothing is left that they could write.
         sys.stdout.flush()
         os._exit(130 if isinstance(fault, KeyboardInterrupt) else 1)

@@ -37,9 +37,10 @@ class Board:
         # By process, the iterations that are over, and the optimizer steps that were undone.
         self.over, words = words[:size], words[size:]
         self.undone, words = words[:size], words[size:]
-        # By action, the iterations in which it has begun, has put its data into a slot, and has ended.
+        # By action, the iterations in which it has begun, has put its data into a slot (and when it began that), and has ended.
         self.begun, words = words[:count], words[count:]
         self.sent, words = words[:count], words[count:]
+        self.sent_at, words = words[:count], words[count:]
         self.ended, words = words[:count], words[count:]
         numbers = words.cast("B").cast("d")
         self.loss, self.scale, self.norm, self.factor = (numbers[RING * index : RING * (index + 1)] for index in range(4))
@@ -48,7 +49,7 @@ class Board:
 
     @staticmethod
     def bytes(program: Program, size: int) -> int:
-        return 8 * (8 + 3 * size + 3 * (max(program.actions, default=0) + 1) + 4 * RING + len(program.buffers))
+        return 8 * (8 + 3 * size + 4 * (max(program.actions, default=0) + 1) + 4 * RING + len(program.buffers))
 
 
 def cores_of(node: int) -> set[int]:
@@ -67,6 +68,9 @@ def cores_of(node: int) -> set[int]:
 class World:
     """This process among the others, its device, and the host memory."""
 
+    # The world of this process, once it shares the board: who fails says so there.
+    current: World | None = None
+
     def __init__(self, program: Program, only_cpu: bool) -> None:
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST:
@@ -76,11 +80,16 @@ class World:
             raise Fault(f"the plan has {len(program.ranks)} ranks, {self.size} processes were started: see README.md")
         if int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) != self.size:
             raise Fault("the processes of this plan share the memory of one machine: start all of them on one node")
-        self.device = self.find_device(only_cpu)
-        self.bind()
         alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
         dist.init_process_group("gloo", **alone)
         self.share()
+        World.current = self
+        self.device = self.find_device(only_cpu)
+        self.bind()
+        self.touch()
+        self.barrier()
+        if self.device.type == "cuda":
+            self.host.pin()
         signal.signal(signal.SIGTERM, self.stop)
 
     def find_device(self, only_cpu: bool) -> torch.device:
@@ -120,10 +129,6 @@ class World:
         shared = host.map(self.file)
         self.host, self.board = host, Board(self.program, self.size, shared, board)
         self.board.processes[self.rank] = os.getpid()
-        self.touch()
-        dist.barrier()
-        if self.device.type == "cuda":
-            host.pin()
 
     def touch(self) -> None:
         """Gives pages to the host memory: each part by a process beside it."""

@@ -1,0 +1,116 @@
+"""Actions that compute: passes of a stage on one microbatch."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from memory import Memory
+from passes import Graph, Stage, loss_of
+from program import GRAPHS, Action, Program
+from store import Store
+from tokens import Tokens
+from world import RING, World
+
+
+class Compute:
+    """The passes of one process."""
+
+    def __init__(self, program: Program, world: World, memory: Memory, store: Store, tokens: Tokens) -> None:
+        self.program, self.world, self.tokens = program, world, tokens
+        self.board, self.store = world.board, store
+        self.stages = {stage.index: Stage(program, stage.index, memory) for stage in program.stages if stage.rank == world.rank}
+        self.batches: dict[int, tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {}
+        self.batch_lock = threading.Lock()
+
+    def batch(self, iteration: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of a microbatch on the device."""
+        with self.batch_lock:
+            if iteration not in self.batches:
+                inputs, targets = (part.to(self.world.device, non_blocking=True) for part in self.tokens.step(iteration))
+                self.batches = {past: batch for past, batch in self.batches.items() if past >= iteration - 2}
+                self.batches[iteration] = (inputs.chunk(self.program.microbatches), targets.chunk(self.program.microbatches))
+            inputs, targets = self.batches[iteration]
+        return inputs[microbatch], targets[microbatch]
+
+    def begin(self, action: Action, iteration: int) -> tuple[Stage, torch.Tensor]:
+        """The stage of a pass, with its parameters, and its input."""
+        assert action.stage is not None and action.microbatch is not None
+        stage, parameters = self.stages[action.stage], action.read("parameters")
+        # A stage's own parameters come first; shared ones are read in place or from a copy.
+        shared = next(iter(action.read("shared") + parameters[1:]), None)
+        stage.bind(parameters[0], shared)
+        if stage.layers[0] == 0:
+            return stage, self.batch(iteration, action.microbatch)[0]
+        behind = [buffer for buffer in action.read("activation", "checkpoint") if buffer.layers[0] == stage.layers[0] - 1]
+        return stage, self.store.tensor(behind[0], iteration).to(stage.bases[0].dtype)
+
+    def with_loss(self, stage: Stage, graph: Graph, action: Action, iteration: int) -> Graph:
+        """The graph up to the loss, if it ends with the last layer."""
+        if stage.layers[-1] != self.program.model["layers"] + 1:
+            return graph
+        assert action.microbatch is not None
+        with torch.enable_grad():
+            graph.output = loss_of(graph.output, self.batch(iteration, action.microbatch)[1])
+        return graph
+
+    def forward(self, action: Action, iteration: int) -> None:
+        stage, x = self.begin(action, iteration)
+        assert action.stage is not None and action.microbatch is not None
+        outputs = {buffer.layers[0]: torch.empty(0) for buffer in action.written("activation", "checkpoint")}
+        graphs = action.written(*GRAPHS)
+        first, end = stage.layers[0], stage.layers[-1] + 1
+        start = max(first + self.program.stages[action.stage].recomputed, stage.first_tracked) if graphs else end
+        x = stage.run(range(first, min(start, end)), x, outputs)
+        if start < end:
+            with stage.outliving(not action.read("parameters")[0].resident):
+                graph = self.with_loss(stage, stage.track(range(start, end), x, outputs), action, iteration)
+            self.store.put(graphs[-1], iteration, graph)
+            loss = graph.output
+        elif end == self.program.model["layers"] + 2:
+            loss = loss_of(x, self.batch(iteration, action.microbatch)[1])
+        for buffer in action.written("activation", "checkpoint"):
+            self.store.put(buffer, iteration, outputs[buffer.layers[0]])
+        if end == self.program.model["layers"] + 2:
+            self.add_loss(iteration, action.microbatch, loss.detach())
+
+    def add_loss(self, iteration: int, microbatch: int, loss: torch.Tensor) -> None:
+        """Adds a microbatch's part of the loss; the last one makes the sum known."""
+        self.losses = loss.double() if microbatch == 0 else self.losses + loss.double()
+        if microbatch == self.program.microbatches - 1:
+            self.board.loss[iteration % RING] = self.losses.item() / self.program.microbatches
+
+    def recompute(self, action: Action, iteration: int) -> None:
+        stage, x = self.begin(action, iteration)
+        (into,) = action.written("recomputed")
+        layers = range(stage.first_tracked, into.layers[-1] + 1)
+        if not layers:
+            return
+        x = stage.run(range(stage.layers[0], layers[0]), x, {})
+        self.store.put(into, iteration, self.with_end(stage, layers, x, action, iteration))
+
+    def with_end(self, stage: Stage, layers: range, x: torch.Tensor, action: Action, iteration: int) -> Graph:
+        graph = stage.track(layers, x, {})
+        return self.with_loss(stage, graph, action, iteration) if layers[-1] == stage.layers[-1] else graph
+
+    def backward(self, action: Action, iteration: int) -> None:
+        stage, x = self.begin(action, iteration)
+        graphs = [graph for buffer in action.read(*GRAPHS) if (graph := self.store.graph(buffer, iteration)) is not None]
+        graphs.sort(key=lambda graph: graph.first)
+        known = graphs[0].first if graphs else stage.layers[-1] + 1
+        if stage.first_tracked < known:
+            # Layers at the front whose graph no forward and no recompute has kept.
+            x = stage.run(range(stage.layers[0], stage.first_tracked), x, {})
+            graphs.insert(0, self.with_end(stage, range(stage.first_tracked, known), x, action, iteration))
+        (gradients, begins) = next((buffer, version == 1) for buffer, version in action.writes if buffer.content == "gradients")
+        stage.attach(gradients, next(iter(action.written("shared-gradients")), None), begins)
+        incoming = action.read("gradient")
+        if incoming:
+            seed = self.store.tensor(incoming[0], iteration)
+        else:
+            seed = torch.tensor(self.board.scale[iteration % RING] / self.program.microbatches, device=self.world.device)
+        gradient = stage.backward(graphs, seed)
+        for buffer in action.written("gradient"):
+            assert gradient is not None
+            self.store.put(buffer, iteration, gradient)

@@ -1,0 +1,75 @@
+"""Actions that copy: within a process, and between processes through slots of the host memory."""
+
+from __future__ import annotations
+
+import torch
+
+from memory import Memory
+from program import Action, Program
+from store import Store
+from world import World
+
+
+class Copies:
+    """The copies of one process."""
+
+    def __init__(self, program: Program, world: World, memory: Memory, store: Store) -> None:
+        self.program, self.world, self.memory, self.store = program, world, memory, store
+
+    def pairs(self, action: Action) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The places from which, and to which, parameters or gradients are copied."""
+        shared = action.written("shared", "shared-gradients")
+        if shared:
+            source = next(buffer for buffer, _ in action.reads if buffer.id != shared[0].id)
+            return [(self.memory.table(source), self.memory.table(shared[0]))]
+        written = action.written("parameters", "gradients")
+        found = []
+        for source in action.read("parameters", "gradients"):
+            for target in written:
+                layers = [layer for layer in self.memory.layout.held(source) if layer in target.layers]
+                if layers and source.id != target.id:
+                    count = sum(self.memory.layout.count(layer) for layer in layers)
+                    first, place = self.memory.layout.first(source, layers[0]), self.memory.layout.first(target, layers[0])
+                    found.append((self.memory.flat(source)[first : first + count], self.memory.flat(target)[place : place + count]))
+        return found
+
+    @torch.no_grad()
+    def move(self, action: Action, _iteration: int) -> None:
+        adds = any(buffer in action.read("gradients", "shared-gradients") for buffer, _ in action.writes)
+        for source, target in self.pairs(action):
+            if adds:
+                target.add_(source.to(target.device))
+            else:
+                target.copy_(source, non_blocking=True)
+
+    @torch.no_grad()
+    def write_back(self, action: Action, _iteration: int) -> None:
+        """Copies parameters to the host although it has them unchanged: the bytes go nowhere that is read."""
+        for buffer in action.read("parameters"):
+            numbers = self.memory.flat(buffer)
+            self.memory.host.scratch(numbers.nbytes).view(numbers.dtype).copy_(numbers, non_blocking=True)
+
+    @torch.no_grad()
+    def accumulate(self, action: Action, _iteration: int) -> None:
+        (source,), (target,) = action.read("shared-gradients"), action.written("gradients")
+        self.memory.table(target).add_(self.memory.table(source))
+
+    @torch.no_grad()
+    def send(self, action: Action, iteration: int, slot: torch.Tensor) -> None:
+        (source, _), (target, _) = action.reads[0], action.writes[0]
+        value = self.memory.table(source) if source.offset is not None else self.store.tensor(source, iteration).reshape(-1)
+        dtype = self.memory.layout.dtype(target) if target.offset is not None else self.memory.layout.half
+        slot[: len(value) * dtype.itemsize].view(dtype).copy_(value, non_blocking=True)
+
+    @torch.no_grad()
+    def receive(self, action: Action, iteration: int, slot: torch.Tensor) -> None:
+        (target, _) = action.writes[0]
+        if target.offset is not None:
+            place = self.memory.table(target)
+            place.copy_(slot[: place.nbytes].view(place.dtype), non_blocking=True)
+            return
+        batch, dtype = self.program.settings["batch"], self.memory.layout.half
+        shape = (batch["microbatch"], batch["seq-len"], self.program.model["hidden"])
+        value = torch.empty(shape, dtype=dtype, device=self.world.device)
+        value.view(-1).copy_(slot[: value.nbytes].view(dtype), non_blocking=True)
+        self.store.put(target, iteration, value)
