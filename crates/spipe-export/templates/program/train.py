@@ -123,6 +123,8 @@ class Training:
 
     def save(self, step: int) -> None:
         if self.checkpoints is not None:
+            # Other processes may still step what this one saves.
+            self.world.barrier()
             numbers = {f"steps.{state}": float(count) for state, count in self.actions.steps.counts.items()}
             self.checkpoints.save(step, self.tensors(), {**numbers, "scale": self.scale, "good": float(self.good)})
 

@@ -9,7 +9,9 @@ import sys
 import time
 import traceback
 
-import torch  # noqa: F401  (imported before processes are forked, so that each of them has it)
+# Imported before processes are forked, so that each of them has it; PyTorch's optimizers import its compiler.
+import torch  # noqa: F401
+import torch._dynamo  # noqa: F401
 
 LIMIT = 300
 

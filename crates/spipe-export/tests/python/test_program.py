@@ -1,0 +1,250 @@
+"""Interpreted programs train as plain PyTorch and `spipe run` do, in the program's order, from memory that stays where it is."""
+
+import json
+import os
+import signal
+import tempfile
+import time
+import unittest
+
+from processes import apart, child, port, script, wait
+from spipe import spipe
+from streamed import RATE, STEPS, SYSTEMS, exported, lines, ours, planned, program, reference, trained
+
+TOLERANCE = 1e-5
+# A norm that the gradients of some steps exceed, and those of others do not.
+CLIP = 2.75
+
+
+class Programs(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.root = cls.folder.name
+        cls.references = {}
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.folder.cleanup()
+
+    def expected(self, family, plan, folder):
+        """The losses of plain PyTorch and of `spipe run`, which are the same for all plans of a model."""
+        if family not in self.references:
+            self.references[family] = ([line["loss"] for line in reference(folder)], ours(plan, folder))
+        return self.references[family]
+
+    def near(self, found, expected, tolerance=TOLERANCE):
+        self.assertEqual(len(found), len(expected))
+        for here, there in zip(found, expected):
+            self.assertLess(abs(here - there), tolerance, (found, expected))
+
+    def check(self, family, system, count):
+        plan = planned(self.root, family, system, count)
+        folder = exported(plan)
+        trace = os.path.join(folder, "trace")
+        losses = [line["loss"] for line in trained(folder, "--trace", trace)]
+        self.assertLess(losses[-1], losses[0])
+        for expected in self.expected(family, plan, folder):
+            self.near(losses, expected)
+        self.in_order(plan, folder, trace)
+
+    def in_order(self, plan, folder, trace):
+        """The imported trace has the program's actions on every lane, in the program's order."""
+        measured = os.path.join(folder, "measured.json")
+        spipe("trace", "import", trace, "--plan", plan, "-o", measured)
+        with open(measured) as file:
+            found = json.load(file)
+        simulated = os.path.join(folder, "simulated.json")
+        spipe("simulate", plan, "-o", simulated)
+        spipe("compare", simulated, measured)
+        wanted = {lane["name"]: lane["actions"] for lane in program(folder)["lanes"] if lane["actions"]}
+        names = [lane["name"] for lane in found["lanes"]]
+        self.assertEqual(sorted(names), sorted(wanted))
+        for index, name in enumerate(names):
+            spans = [(span["kind"], span["subject"]) for span in found["spans"] if span["lane"] == index]
+            self.assertEqual(spans, [(action["kind"], action["subject"]) for action in wanted[name]], name)
+
+    def test_clipping_undoes_speculative_steps(self):
+        for count in (1, 2):
+            folder = exported(planned(self.root, "gpt2", "spipe", count, "--clip-norm", CLIP, name="clip"))
+            self.assertTrue(any(action["kind"] == "rollback" for lane in program(folder)["lanes"] for action in lane["actions"]))
+            found, expected = trained(folder), reference(folder, clip=CLIP)
+            strikes = [line["norm"] > CLIP for line in expected]
+            self.assertIn(True, strikes)
+            self.assertIn(False, strikes)
+            self.assertEqual([line.get("steps-undone", 0) > 0 for line in found], strikes)
+            self.near([line["loss"] for line in found], [line["loss"] for line in expected])
+
+    def test_clipping_waits_for_the_norm(self):
+        folder = exported(planned(self.root, "llama", "superpipeline", 2, "--clip-norm", CLIP, name="clip"))
+        self.near([line["loss"] for line in trained(folder)], [line["loss"] for line in reference(folder, clip=CLIP)])
+
+    def test_an_overflow_in_fp16_leaves_a_step_out(self):
+        for system in ("superpipeline", "spipe"):
+            folder = exported(planned(self.root, "llama", system, 1, precision="fp16", name="fp16"))
+            found, expected = trained(folder, "--loss-scale", str(2.0**21)), reference(folder, scale=2.0**21)
+            left_out = [line["left-out"] for line in expected]
+            self.assertIn(True, left_out)
+            self.assertIn(False, left_out)
+            self.assertEqual([line.get("left-out", False) for line in found], left_out)
+            self.near([line["loss"] for line in found], [line["loss"] for line in expected], 2e-3)
+
+    def test_a_killed_training_goes_on_from_its_checkpoint(self):
+        folder = exported(planned(self.root, "gpt2", "mobius", 2, name="killed"))
+        whole = [line["loss"] for line in trained(folder)]
+        options = ["--checkpoint-dir", os.path.join(folder, "checkpoints"), "--checkpoint-every", "3"]
+        texts = self.stopped(folder, options, signal.SIGKILL)
+        self.assertLess(len(lines(texts)), STEPS)
+        found = trained(folder, *options, "--resume")
+        self.assertIn(found[0]["step"], (3, 6))
+        self.assertEqual([line["loss"] for line in found], whole[found[0]["step"] :])
+
+    def test_a_stopped_training_saves_its_last_step(self):
+        folder = exported(planned(self.root, "llama", "superpipeline", 1, name="stopped"))
+        whole = [line["loss"] for line in trained(folder)]
+        options = ["--checkpoint-dir", os.path.join(folder, "checkpoints")]
+        before = [line["loss"] for line in lines(self.stopped(folder, options, signal.SIGTERM))]
+        self.assertLess(len(before), STEPS)
+        after = trained(folder, *options, "--resume")
+        self.assertEqual(before + [line["loss"] for line in after], whole)
+
+    def stopped(self, folder, options, how):
+        """What a training printed before all of its processes got a signal after the fourth step."""
+        world, master = len(program(folder)["ranks"]), port()
+        log = os.path.join(folder, "stopped-0.log")
+        environments = [{"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master} for rank in range(world)]
+        arguments = ["--steps", str(STEPS), "--learning-rate", str(RATE), "--cpu", *options]
+        pids = [child(it, folder, os.path.join(folder, f"stopped-{rank}.log"), lambda: run(folder, arguments)) for rank, it in enumerate(environments)]
+        end = time.monotonic() + 120
+        while time.monotonic() < end and '"step": 3' not in read(log):
+            time.sleep(0.01)
+        for pid in pids:
+            os.kill(pid, how)
+        codes = wait(pids)
+        self.assertEqual(codes[0], 0 if how == signal.SIGTERM else -signal.SIGKILL)
+        return [read(log)]
+
+    def test_memory_stays_where_it_is(self):
+        for system in SYSTEMS:
+            plan = planned(self.root, "llama", system, 1, name="still")
+            folder = exported(plan)
+            code, text = apart(folder, lambda: still(folder))
+            self.assertEqual(code, 0, text)
+            with open(plan) as file:
+                host = json.load(file)["peak-bytes"]["dram0"]
+            found = json.loads(text.splitlines()[-1])
+            self.assertEqual(found["moved"], [], system)
+            self.assertGreater(found["seen"], 10)
+            self.assertLessEqual(found["host-bytes"], 1.02 * host, system)
+
+    def test_faults_are_said_once(self):
+        folder = exported(planned(self.root, "llama", "mobius", 2, name="faults"))
+        for wanted, changes in (
+            ("the kind of action `teleport`", lambda it: it["lanes"][0]["actions"][0].update(kind="teleport")),
+            ("format version 2", lambda it: it.update({"format-version": 2})),
+            ("bytes in program.json", lambda it: it["model"].update(intermediate=96)),
+        ):
+            broken = program(folder)
+            changes(broken)
+            self.refused(folder, broken, wanted)
+        shape = program(folder)
+        self.refused(folder, shape, "the plan has 2 ranks, 3 processes were started", world=3)
+        self.refused(folder, shape, "has no checkpoint to go on from", options=["--checkpoint-dir", os.path.join(folder, "none"), "--resume"])
+        self.refused(folder, shape, "cannot read `absent`", options=["--weights", "absent"])
+
+    def refused(self, folder, document, wanted, world=2, options=()):
+        path = os.path.join(folder, "program.json")
+        with open(path) as file:
+            before = file.read()
+        with open(path, "w") as file:
+            json.dump(document, file)
+        master = port()
+        environments = [{"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master} for rank in range(world)]
+        logs = [os.path.join(folder, f"refused-{rank}.log") for rank in range(world)]
+        start = time.monotonic()
+        pids = [child(it, folder, log, lambda: run(folder, ["--cpu", *options])) for it, log in zip(environments, logs)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        self.assertLess(time.monotonic() - start, 30)
+        self.assertNotIn(0, codes)
+        texts = [read(log) for log in logs]
+        self.assertEqual(sum(text.count("error: ") for text in texts), 1, texts)
+        self.assertIn(wanted, "".join(texts))
+        with open(path, "w") as file:
+            file.write(before)
+
+    def test_scripts_are_short_and_know_no_system(self):
+        folder = exported(planned(self.root, "llama", "mobius", 1, name="short"))
+        self.assertNotIn("system", program(folder))
+        for name in sorted(os.listdir(folder)):
+            if name.endswith(".py"):
+                text = read(os.path.join(folder, name))
+                self.assertLessEqual(len(text.splitlines()), 300, name)
+                # The name in the program is that of a trace, and nothing is decided by it.
+                self.assertEqual(text.count('settings["name"]'), int(name == "traces.py"), name)
+
+
+def read(path):
+    """The text of a file; nothing if it is not there yet."""
+    try:
+        with open(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
+
+
+def run(folder, arguments):
+    """Runs the script of a folder in this process."""
+    import runpy
+    import sys
+
+    sys.argv = ["train.py", *arguments]
+    sys.path.insert(0, folder)
+    runpy.run_path(os.path.join(folder, "train.py"), run_name="__main__")
+
+
+def still(folder):
+    """Trains, and prints which places have moved after the second step."""
+    import sys
+
+    sys.argv = ["train.py", "--cpu", "--steps", "5"]
+    sys.path.insert(0, folder)
+    import train
+    from program import Program
+
+    training = train.Training(Program("program.json"), train.arguments())
+    places: dict[str, set[int]] = {}
+
+    def look(iteration):
+        if iteration >= 2:
+            memory = training.memory
+            for buffer in training.program.buffers:
+                if buffer.offset is not None:
+                    places.setdefault(f"buffer {buffer.id}", set()).add(memory.flat(buffer).data_ptr())
+            for index, stage in training.actions.compute.stages.items():
+                for (layer, name), leaf in stage.leaves.items():
+                    regions = [region for region in memory.regions.values() if inside(leaf.data_ptr(), region)]
+                    places.setdefault(f"stage {index} layer {layer} {name}", set()).add(len(regions))
+                    if leaf.grad is not None:
+                        regions = [region for region in memory.regions.values() if inside(leaf.grad.data_ptr(), region)]
+                        places.setdefault(f"gradient {index} layer {layer} {name}", set()).add(len(regions))
+        training.say_before(iteration)
+
+    def inside(address, region):
+        return region.data_ptr() <= address < region.data_ptr() + region.nbytes
+
+    training.say_before, training.say = training.say, look
+    training.run()
+    moved = [name for name, found in places.items() if len(found) != 1 or 0 in found]
+    size = sum(memory["bytes"] for memory in training.program.memories if memory["rank"] is None)
+    print(json.dumps({"moved": moved, "seen": len(places), "host-bytes": size}))
+
+
+def case(family, system, count):
+    return lambda self: self.check(family, system, count)
+
+
+for family in ("llama", "gpt2"):
+    for system in SYSTEMS:
+        for count in (1, 2):
+            if (system, count) != ("naive-swap", 2):
+                setattr(Programs, f"test_{family}_{system}_in_{count}".replace("-", "_"), case(family, system, count))
