@@ -4,11 +4,13 @@ use spipe_base::Faults;
 use std::collections::BTreeMap;
 
 /// The scripts of every engine.
-pub(crate) const COMMON: [(&str, &str); 5] = [
+pub(crate) const COMMON: [(&str, &str); 7] = [
     ("model.py", include_str!("../templates/common/model.py")),
     ("storage.py", include_str!("../templates/common/storage.py")),
     ("parameters.py", include_str!("../templates/common/parameters.py")),
     ("tokens.py", include_str!("../templates/common/tokens.py")),
+    ("place.py", include_str!("../templates/common/place.py")),
+    ("loop.py", include_str!("../templates/common/loop.py")),
     ("checkpoint.py", include_str!("../templates/common/checkpoint.py")),
 ];
 

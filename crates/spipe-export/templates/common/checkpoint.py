@@ -47,26 +47,7 @@ class Checkpoints:
         self.keep, self.barrier = max(keep, 1), barrier
         # The step of the newest checkpoint that this run has read or written.
         self.step: int | None = None
-        self.check_shared()
-
-    def check_shared(self) -> None:
-        """Finds folders that differ between nodes: all processes must see a file that the first one writes."""
-        token = os.path.join(self.folder, ".shared")
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-            if os.path.exists(token):
-                os.remove(token)
-        except FileNotFoundError:
-            # Another process of this node was faster.
-            pass
-        except OSError as error:
-            raise Fault(f"cannot write checkpoints to `{self.folder}`: {error.strerror}") from None
-        self.barrier()
-        if self.rank == 0:
-            write_text(token, "the folder of the first process\n")
-        self.barrier()
-        if not appears(token):
-            raise Fault(f"rank {self.rank} does not see in `{self.folder}` the file that rank 0 wrote: all nodes must share the folder")
+        check_shared(folder, rank, barrier)
 
     def exists(self) -> bool:
         """Whether there is a whole checkpoint in the folder."""
@@ -146,6 +127,25 @@ class Checkpoints:
         self.step = int(manifest["step"])
         self.barrier()
         return self.step, numbers
+
+
+def check_shared(folder: str, rank: int, barrier: Callable[[], None]) -> None:
+    """Finds folders that differ between nodes: all processes must see a file that the first one writes."""
+    token = os.path.join(folder, ".shared")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.remove(token)
+    except FileNotFoundError:
+        # There is none, or another process of this node was faster.
+        pass
+    except OSError as error:
+        raise Fault(f"cannot write checkpoints to `{folder}`: {error.strerror}") from None
+    barrier()
+    if rank == 0:
+        write_text(token, "the folder of the first process\n")
+    barrier()
+    if not appears(token):
+        raise Fault(f"rank {rank} does not see in `{folder}` the file that rank 0 wrote: all nodes must share the folder")
 
 
 def read(path: str, expected: dict[str, int], tensors: dict[str, torch.Tensor]) -> dict[str, float]:
