@@ -175,7 +175,7 @@ def read(path: str, expected: dict[str, int], tensors: dict[str, torch.Tensor]) 
 def check_names(path: str, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     """Refuses a file with other tensors than these."""
     if header.keys() != tensors.keys():
-        name = sorted(header.keys() ^ tensors.keys())[0]
+        name = min(header.keys() ^ tensors.keys())
         raise Fault(f"`{path}` {'has' if name in header else 'has no'} `{name}`, this plan has {'none' if name in header else 'one'}")
     for name, entry in header.items():
         found, wanted = (entry["dtype"], entry["shape"]), (storage.type_name(tensors[name].dtype), list(tensors[name].shape))

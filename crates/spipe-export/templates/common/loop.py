@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -67,7 +68,7 @@ class TensorSaver:
     def __init__(self, engine: Stateful, fingerprint: str, options: argparse.Namespace) -> None:
         self.engine = engine
         folder, keep = options.checkpoint_dir, options.keep_checkpoints
-        self.checkpoints = Checkpoints(folder, engine.rank, engine.size, fingerprint, keep, dist.barrier)
+        self.checkpoints = Checkpoints(folder, engine.rank, engine.size, fingerprint, keep, meet)
 
     def save(self, step: int) -> None:
         self.checkpoints.save(step, self.engine.tensors(), self.engine.numbers())
@@ -135,6 +136,11 @@ class Termination:
         return total(float(self.asked)) > 0.0
 
 
+def meet() -> None:
+    """Returns when all processes are here."""
+    dist.barrier()
+
+
 def total(number: float) -> float:
     """The sum of a number over all processes."""
     summed = torch.tensor(number, dtype=torch.float64)
@@ -171,9 +177,9 @@ class Loop:
         ended = False
         while self.index < self.options.steps and not ended:
             index = self.index
-            dist.barrier()
+            meet()
             begin = time.perf_counter()
-            loss = around(index, lambda: self.step(index)) if around else self.step(index)
+            loss = around(index, partial(self.step, index)) if around else self.step(index)
             self.times.append(1e3 * (time.perf_counter() - begin))
             if loss is not None:
                 rate = self.batch["sequences"] * self.batch["seq-len"] / self.times[-1] * 1e3
@@ -189,7 +195,7 @@ class Loop:
         loss = self.trainer.step(index, self.tokens)
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             torch.cuda.synchronize()
-        dist.barrier()
+        meet()
         return loss
 
     def after_step(self, ended: bool) -> None:
@@ -215,7 +221,7 @@ def end(main: Callable[[], None]) -> None:
         main()
     except Fault as fault:
         # A fault that all processes find is the first one's to say: its end is that of the others.
-        time.sleep(2.0 if int(os.environ.get("RANK", 0)) else 0.0)
+        time.sleep(2.0 if int(os.environ.get("RANK", "0")) else 0.0)
         sys.exit(f"error: {fault}")
     finally:
         if dist.is_initialized():

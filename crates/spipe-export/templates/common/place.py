@@ -18,7 +18,7 @@ def place(settings: dict[str, Any], only_cpu: bool, any_size: bool = False) -> t
     With `any_size`, other numbers of processes than the plan's may run, on the GPUs in the order of the processes.
     """
     ranks = settings["ranks"]
-    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if size != len(ranks) and not any_size:
         raise Fault(f"the plan has {len(ranks)} ranks, {size} processes were started: see README.md")
     planned = ranks[rank] if size == len(ranks) else None
@@ -27,7 +27,7 @@ def place(settings: dict[str, Any], only_cpu: bool, any_size: bool = False) -> t
         name = planned["device"] if planned else "a GPU"
         raise Fault(f"rank {rank} is `{name}` in the plan, but PyTorch finds no GPU; --cpu uses cores")
     if planned is None:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if is_gpu else torch.device("cpu")
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if is_gpu else torch.device("cpu")
     else:
         check_node(rank, planned)
         device = torch.device("cpu")

@@ -123,7 +123,7 @@ class EngineSaver:
         self.state = {"plan": fingerprint, "ranks": training.size}
         self.latest = os.path.join(self.folder, "latest")
         self.saved: int | None = None
-        checkpoint.check_shared(self.folder, training.rank, dist.barrier)
+        checkpoint.check_shared(self.folder, training.rank, loop.meet)
 
     def save(self, step: int) -> None:
         if self.saved == step:
@@ -134,14 +134,14 @@ class EngineSaver:
             self.training.engine.save_checkpoint(self.folder, tag, client_state={"step": step, **self.state}, save_latest=False)
         except (OSError, RuntimeError) as error:
             raise Fault(f"cannot write the checkpoint `{tag}` to `{self.folder}`: {error}; the ones before are whole") from None
-        dist.barrier()
+        loop.meet()
         if self.training.rank == 0:
             # Read before the tensors, so that what cannot be gone on from is said in words.
             checkpoint.write_text(os.path.join(self.folder, tag, checkpoint.MANIFEST), json.dumps({"step": step, **self.state}))
             checkpoint.write_text(self.latest, tag)
             for _, old in sorted(checkpoint.steps(self.folder))[: -self.keep]:
                 shutil.rmtree(old, ignore_errors=True)
-        dist.barrier()
+        loop.meet()
         self.saved = step
 
     def load(self) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -59,7 +60,7 @@ class Model:
         narrow = MixedPrecisionPolicy(param_dtype=TYPES[settings["precision"]], reduce_dtype=torch.float32)
         policy = narrow if settings["precision"] != "fp32" else MixedPrecisionPolicy()
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings["offloads"] else OffloadPolicy()
-        mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         tied = settings["model"]["tied"]
         groups: list[FSDPModule] = []
         for stage in self.stages:
@@ -139,7 +140,7 @@ class Training:
         total = 0.0
         for inputs, targets in microbatches:
             loss = loss_sum(self.model.whole(inputs.to(self.device)), targets) * scale
-            loss.backward()
+            torch.autograd.backward(loss)
             total += loss.item() / self.size
         if self.settings["clip-norm"] is not None:
             torch.nn.utils.clip_grad_norm_(self.model.whole.parameters(), self.settings["clip-norm"])

@@ -59,6 +59,8 @@ class World:
         # Both names are one parameter where both ends are in one process; gradients then add up by themselves.
         names = {TABLES[model["family"]], HEAD}
         group = dist.new_group(pair) if len(pair) > 1 else None
+        # A process that is not in the group gets a number in its place.
+        group = group if isinstance(group, dist.ProcessGroup) else None
         here = any(stage.is_first or stage.is_last for stage in stages.values())
         return (names if here else set()), group
 
@@ -82,13 +84,13 @@ class ObservedStage(PipelineStage):
     on_backward: Callable[[int], None] | None = None
     on_last_backward: Callable[[int], None] | None = None
 
-    def backward_one_chunk(self, *args: Any, last_backward: bool = False, **kwargs: Any) -> None:
-        super().backward_one_chunk(*args, last_backward=last_backward, **kwargs)
-        self.observe(last_backward)
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(*args, **kwargs)
+        self.observe(bool(kwargs.get("last_backward")))
 
-    def backward_weight_one_chunk(self, *args: Any, last_backward: bool = False, **kwargs: Any) -> None:
-        super().backward_weight_one_chunk(*args, last_backward=last_backward, **kwargs)
-        self.observe(last_backward)
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_weight_one_chunk(*args, **kwargs)
+        self.observe(bool(kwargs.get("last_backward")))
 
     def observe(self, last_backward: bool) -> None:
         if self.on_backward is not None:
@@ -110,7 +112,7 @@ class Pipeline:
         self.schedule._load_csv(csv, format="compute_only")
         # Since PyTorch 2.9 the logits of all microbatches need not be kept until the end of the step.
         keeps = "return_outputs" in inspect.signature(self.schedule.step).parameters
-        self.options = {"return_outputs": False} if keeps else {}
+        self.options: dict[str, Any] = {"return_outputs": False} if keeps else {}
 
     def observe(self, index: int, stage: Stage, count: int) -> ObservedStage:
         """The stage with the shapes of its input and output, so that PyTorch need not find them by running it."""
@@ -177,7 +179,7 @@ class OneProcess:
         total = 0.0
         for x, y in zip(inputs.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True):
             loss = loss_sum(self.forward(x), y) * (self.scale / counted)
-            loss.backward()
+            torch.autograd.backward(loss)
             total += loss.item() / self.scale
         return total
 

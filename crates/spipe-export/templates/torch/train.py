@@ -63,7 +63,7 @@ class Training:
     def pipeline(self) -> Pipeline:
         """PyTorch's runtime, with optimizer steps that start early where nothing waits for all gradients."""
         pipeline = Pipeline(self.world, self.stages, os.path.join(loop.HERE, "schedule.csv"))
-        for index, stage in pipeline.observed.items():
+        for stage in pipeline.observed.values():
             stage.on_backward = lambda index: self.optimizers[index].add_rest()
             if self.settings["overlaps"] and self.clip is None and not self.is_scaled:
                 stage.on_last_backward = self.start_early
@@ -192,13 +192,13 @@ class Training:
 class Tracer:
     """PyTorch's profiler over one step, after a step that warms it up; one file per rank, without names of hosts and paths."""
 
-    def __init__(self, training: Training, folder: str | None, step: int, times: list[float]) -> None:
+    def __init__(self, training: Training, folder: str, step: int, times: list[float]) -> None:
         self.training, self.folder, self.step, self.times = training, folder, step, times
         self.profiler: profile | None = None
 
     def around(self, index: int, run: Callable[[], float | None]) -> float | None:
         warmup = min(1, self.step)
-        if self.folder is None or not self.step - warmup <= index <= self.step:
+        if not self.step - warmup <= index <= self.step:
             return run()
         if self.profiler is None:
             activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.training.world.device.type == "cuda" else [])
@@ -239,7 +239,7 @@ def main() -> None:
     saver = loop.TensorSaver(training, settings["fingerprint"], options) if options.checkpoint_dir else None
     run = loop.Loop(training, settings, options, saver)
     last = options.steps - 1 if options.trace_step is None else options.trace_step
-    run.run(Tracer(training, options.trace, last, run.times).around)
+    run.run(Tracer(training, options.trace, last, run.times).around if options.trace else None)
     if options.save_weights:
         training.save_weights(options.save_weights)
     if training.world.device.type == "cuda":
