@@ -2,6 +2,7 @@
 
 use crate::{
     folder::{COMMON, Folder, filled},
+    launch::{Beside, Launch},
     network::Network,
     sharded::{Sharded, check_training},
 };
@@ -59,7 +60,7 @@ impl Zero {
 /// # Errors
 /// Plans of systems that are not DeepSpeed's, and what it cannot express, with the nearest plan
 /// that it can.
-pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
+pub fn deepspeed(plan: &Plan, nvme: Option<&str>, beside: Beside) -> Result<Folder, Faults> {
     let name = plan.placement().name();
     let mut faults = check_training(plan, "DeepSpeed");
     let zero = Zero::of(plan).map_err(|fault| faults.push(fault));
@@ -85,11 +86,14 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>) -> Result<Folder, Faults> {
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
+    let launch = Launch::of(&settings.ranks, beside);
+    folder.add("train.sbatch", launch.sbatch(plan.context().model.name(), "latest"));
     let values = [
         ("model", plan.context().model.name().into()),
         ("machine", plan.context().hardware.name().into()),
         ("system", name.to_owned()),
-        ("ranks", settings.ranks.to_string()),
+        ("ranks", settings.ranks.len().to_string()),
+        ("commands", launch.commands()),
         ("table", settings.table()),
     ];
     folder.add("README.md", filled(include_str!("../templates/deepspeed/README.md"), &values));
@@ -139,16 +143,33 @@ fn config(plan: &Plan, (zero, settings): (Zero, &Sharded), nvme: Option<&str>) -
     let workload = context.workload();
     let mut config = Map::new();
     config.insert("train_micro_batch_size_per_gpu".into(), json!(workload.microbatch));
-    config.insert("gradient_accumulation_steps".into(), json!((workload.microbatches / settings.ranks).max(1)));
-    config.insert("optimizer".into(), json!({ "type": "AdamW", "params": { "lr": 1e-3, "weight_decay": 0.01 } }));
-    match workload.precision {
-        Precision::Bf16 => drop(config.insert("bf16".into(), json!({ "enabled": true }))),
-        Precision::Fp16 => drop(config.insert("fp16".into(), json!({ "enabled": true, "initial_scale_power": 16 }))),
-        Precision::Fp32 => {}
-    }
-    if let Some(clip) = workload.clip_norm {
-        config.insert("gradient_clipping".into(), json!(f64::from(clip)));
-    }
+    config.insert(
+        "gradient_accumulation_steps".into(),
+        json!((workload.microbatches / settings.ranks.len() as u64).max(1)),
+    );
+    // Every default that changes a number is written out: they differ from version to version.
+    let adam = json!({ "lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "bias_correction": true });
+    config.insert("optimizer".into(), json!({ "type": "AdamW", "params": adam }));
+    config.insert("bf16".into(), json!({ "enabled": workload.precision == Precision::Bf16 }));
+    config.insert(
+        "fp16".into(),
+        json!({
+            "enabled": workload.precision == Precision::Fp16,
+            "auto_cast": false,
+            "loss_scale": 0,
+            "initial_scale_power": 16,
+            "loss_scale_window": 2000,
+            "hysteresis": 1,
+            "consecutive_hysteresis": false,
+            "min_loss_scale": 1,
+        }),
+    );
+    // Without a norm DeepSpeed 0.19 clips at 1; it clips where the norm is greater than zero.
+    config.insert("gradient_clipping".into(), json!(workload.clip_norm.map_or(0.0, f64::from)));
+    config.insert("data_types".into(), json!({ "grad_accum_dtype": "fp32" }));
+    config.insert("communication_data_type".into(), json!("fp32"));
+    config.insert("prescale_gradients".into(), json!(false));
+    config.insert("gradient_predivide_factor".into(), json!(1.0));
     config.insert("zero_optimization".into(), zero_section(plan, (zero, settings), nvme));
     if nvme.is_some() {
         // DeepSpeed's own defaults for asynchronous reads and writes.

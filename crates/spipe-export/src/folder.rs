@@ -4,11 +4,14 @@ use spipe_base::Faults;
 use std::collections::BTreeMap;
 
 /// The scripts of every engine.
-pub(crate) const COMMON: [(&str, &str); 5] = [
+pub(crate) const COMMON: [(&str, &str); 8] = [
     ("model.py", include_str!("../templates/common/model.py")),
     ("storage.py", include_str!("../templates/common/storage.py")),
     ("parameters.py", include_str!("../templates/common/parameters.py")),
     ("tokens.py", include_str!("../templates/common/tokens.py")),
+    ("pyproject.toml", include_str!("../templates/common/pyproject.toml")),
+    ("place.py", include_str!("../templates/common/place.py")),
+    ("loop.py", include_str!("../templates/common/loop.py")),
     ("checkpoint.py", include_str!("../templates/common/checkpoint.py")),
 ];
 

@@ -2,6 +2,7 @@
 
 use crate::{
     folder::{COMMON, Folder, filled},
+    launch::{Beside, Launch, MANIFESTS},
     network::Network,
     sharded::{Sharded, check_training},
 };
@@ -15,7 +16,7 @@ const SCRIPTS: [(&str, &str); 1] = [("train.py", include_str!("../templates/fsdp
 ///
 /// # Errors
 /// Plans of other systems, and what FSDP2 cannot express, with the nearest plan that it can.
-pub fn fsdp(plan: &Plan) -> Result<Folder, Faults> {
+pub fn fsdp(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     let placement = plan.placement();
     let mut faults = check_training(plan, "FSDP");
     if !placement.shards_parameters() {
@@ -36,10 +37,13 @@ pub fn fsdp(plan: &Plan) -> Result<Folder, Faults> {
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
+    let launch = Launch::of(&settings.ranks, beside);
+    folder.add("train.sbatch", launch.sbatch(plan.context().model.name(), MANIFESTS));
     let values = [
         ("model", plan.context().model.name().into()),
         ("machine", plan.context().hardware.name().into()),
-        ("ranks", settings.ranks.to_string()),
+        ("ranks", settings.ranks.len().to_string()),
+        ("commands", launch.commands()),
         ("table", settings.table()),
         ("home", if settings.offloads { "host memory, and so is AdamW" } else { "the devices" }.into()),
         ("prefetch", settings.prefetch.to_string()),

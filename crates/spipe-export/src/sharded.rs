@@ -1,6 +1,10 @@
 //! Sharded plans: the settings that FSDP2's and DeepSpeed's scripts read.
 
-use crate::network::Network;
+use crate::{
+    network::Network,
+    ranks::{Rank, by_node, ranks},
+    torch::fingerprint,
+};
 use serde::Serialize;
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::Mode;
@@ -13,10 +17,10 @@ use spipe_plan::{Plan, Stage, Weights};
 pub struct Sharded {
     format_version: u32,
     system: String,
+    fingerprint: String,
     model: Network,
-    kind: &'static str,
     /// The processes of the plan.
-    pub ranks: u64,
+    pub ranks: Vec<Rank>,
     stages: Vec<Group>,
     batch: Batch,
     precision: &'static str,
@@ -54,10 +58,6 @@ impl Sharded {
         let workload = context.workload();
         let gpus = placement.replicas();
         let devices = if gpus.is_empty() { placement.devices() } else { gpus };
-        let real = |id| {
-            let device = &context.hardware.devices()[id];
-            device.is_gpu() && !device.emulated
-        };
         let group = |stage: &Stage| Group {
             first_layer: stage.layers.first().index(),
             last_layer: stage.layers.last().index(),
@@ -70,12 +70,19 @@ impl Sharded {
                 .map(|id| id.index())
                 .collect(),
         };
+        let devices = by_node(context.hardware, devices);
+        let offloads = placement.stages.iter().any(|stage| context.steps(stage) != stage.lead())
+            || placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_)));
+        let steps_on = |device| {
+            let host = context.hardware.host_memory(device).filter(|_| offloads);
+            host.and_then(|host| context.hardware.memories()[host].device).unwrap_or(device)
+        };
         Self {
             format_version: 1,
             system: placement.name().into(),
+            fingerprint: fingerprint(plan),
             model: network.clone(),
-            kind: if devices.iter().copied().any(real) { "gpu" } else { "cpu" },
-            ranks: devices.len() as u64,
+            ranks: ranks(plan, &devices, steps_on),
             stages: placement.stages.iter().map(group).collect(),
             batch: Batch {
                 microbatch: workload.microbatch,
@@ -85,8 +92,7 @@ impl Sharded {
             },
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
-            offloads: placement.stages.iter().any(|stage| context.steps(stage) != stage.lead())
-                || placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_))),
+            offloads,
             prefetch: placement.resident_stages().saturating_sub(1) as u64,
         }
     }

@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 use spipe_base::LayerRange;
 use spipe_cost::{Mode, Workload};
-use spipe_export::{Folder, deepspeed, fingerprint, fsdp, torch};
+use spipe_export::{Beside, Folder, deepspeed, fingerprint, fsdp, torch};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Knob, Placement, Plan, Stage, System};
@@ -13,6 +13,9 @@ use spipe_schedule::Order;
 
 const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"m\"\nvocabulary = 64\nseq-len = 16\nhidden = 32\n\
                      layers = 6\nheads = 4\nintermediate = 48\n";
+
+/// Nothing is written beside the folder.
+const PLAIN: Beside = Beside { steps: None };
 
 /// A machine of a socket and two GPUs.
 fn machine() -> Hardware {
@@ -68,12 +71,15 @@ fn settings(folder: &Folder) -> Value {
 
 #[test]
 fn a_pipeline_has_its_order_and_a_process_per_device() {
-    let folder = torch(&plan(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same, &[]), None).unwrap();
+    let folder = torch(&plan(System::OneForwardOneBackward, &["gpu0", "gpu1"], &same, &[]), None, PLAIN).unwrap();
     let order = "0F0,0F1,0B0,0F2,0B1,0F3,0B2,0B3\n1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3\n";
     assert_eq!(folder.files["schedule.csv"], order);
     let settings = settings(&folder);
-    let ranks = json!([{ "device": "gpu0", "kind": "gpu" }, { "device": "gpu1", "kind": "gpu" }]);
-    assert_eq!(settings["ranks"], ranks);
+    let rank = |index: u32| {
+        let name = format!("gpu{index}");
+        json!({ "device": name, "kind": "gpu", "node": 0, "gpu": index, "socket": 0, "sockets": 1, "threads": 1 })
+    };
+    assert_eq!(settings["ranks"], json!([rank(0), rank(1)]));
     assert_eq!(settings["batch"], json!({ "microbatch": 1, "microbatches": 4, "sequences": 4, "seq-len": 16 }));
     assert_eq!(settings["stages"][1]["first-layer"], 4);
     assert!(folder.warnings.is_empty(), "{}", folder.warnings);
@@ -88,9 +94,9 @@ fn a_pipeline_has_its_order_and_a_process_per_device() {
 #[test]
 fn the_host_steps_where_the_plan_says_so_and_mixed_pipelines_are_called_untested() {
     let on_host = |stage: Stage, hardware: &Hardware| stage.with_optimizer_on(hardware.device("cpu0").unwrap());
-    let folder = torch(&plan(System::ZeroOffload, &["gpu0"], &on_host, &[]), None).unwrap();
+    let folder = torch(&plan(System::ZeroOffload, &["gpu0"], &on_host, &[]), None, PLAIN).unwrap();
     assert_eq!(settings(&folder)["stages"][0]["optimizer-on-host"], true);
-    let folder = torch(&plan(System::Hybrid, &["gpu0", "cpu0"], &same, &[]), None).unwrap();
+    let folder = torch(&plan(System::Hybrid, &["gpu0", "cpu0"], &same, &[]), None, PLAIN).unwrap();
     assert!(folder.warnings.to_string().contains("untested on a GPU"), "{}", folder.warnings);
     assert_eq!(settings(&folder)["ranks"][1]["kind"], "cpu");
 }
@@ -99,7 +105,7 @@ fn the_host_steps_where_the_plan_says_so_and_mixed_pipelines_are_called_untested
 fn recomputed_stages_with_split_backwards_are_fused() {
     let recomputed = |stage: Stage, _: &Hardware| stage.with_recomputed(1);
     let plan = plan(System::ZbH1, &["gpu0", "gpu1"], &recomputed, &[]);
-    let folder = torch(&plan, None).unwrap();
+    let folder = torch(&plan, None, PLAIN).unwrap();
     let order: Order = folder.files["schedule.csv"].parse().unwrap();
     let text = order.to_string();
     assert!(text.contains("0I0") && text.contains("0W0") && text.contains("1B0") && !text.contains("1W0"), "{text}");
@@ -127,8 +133,8 @@ fn plans_of_another_system_device_or_choice_have_other_fingerprints() {
 fn an_order_of_ones_own_is_checked_against_the_plan() {
     let plan = plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[]);
     let own: Order = "0F0,0F1,0F2,0F3,0B3,0B2,0B1,0B0\n1F0,1F1,1F2,1F3,1B3,1B2,1B1,1B0\n".parse().unwrap();
-    assert_eq!(torch(&plan, Some(&own)).unwrap().files["schedule.csv"], own.to_string());
-    let say = |text: &str| torch(&plan, Some(&text.parse().unwrap())).unwrap_err().to_string();
+    assert_eq!(torch(&plan, Some(&own), PLAIN).unwrap().files["schedule.csv"], own.to_string());
+    let say = |text: &str| torch(&plan, Some(&text.parse().unwrap()), PLAIN).unwrap_err().to_string();
     assert!(say("0F0,0B0\n1F0,1B0\n").contains("the order has 1 microbatches, the plan has 4"));
     let rows: Vec<String> =
         (0..4).map(|microbatch| format!("0F{microbatch},1F{microbatch},1B{microbatch},0B{microbatch}")).collect();
@@ -147,12 +153,12 @@ fn plans_that_cannot_be_expressed_are_refused_with_the_nearest_that_can() {
         (plan(System::Fsdp, &["gpu0", "gpu0"], &same, &[]), "no pipeline", "command export fsdp"),
     ];
     for (plan, reason, nearest) in &cases {
-        let said = torch(plan, None).unwrap_err().to_string();
+        let said = torch(plan, None, PLAIN).unwrap_err().to_string();
         assert!(said.contains(reason) && said.contains(nearest), "{said}");
     }
-    let said = fsdp(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[])).unwrap_err().to_string();
+    let said = fsdp(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[]), PLAIN).unwrap_err().to_string();
     assert!(said.contains("use `command export torch`"), "{said}");
-    let said = deepspeed(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[]), None).unwrap_err().to_string();
+    let said = deepspeed(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[]), None, PLAIN).unwrap_err().to_string();
     assert!(said.contains("is none of DeepSpeed's"), "{said}");
 }
 
@@ -161,13 +167,14 @@ fn plans_that_cannot_be_expressed_are_refused_with_the_nearest_that_can() {
 fn deepspeed_takes_steps_on_the_host_of_one_gpu() {
     let on_host = |stage: Stage, hardware: &Hardware| stage.with_optimizer_on(hardware.device("cpu0").unwrap());
     for system in [System::ZeroOffload, System::OneForwardOneBackward] {
-        let folder = deepspeed(&plan(system, &["gpu0"], &on_host, &[]), None).unwrap();
+        let folder = deepspeed(&plan(system, &["gpu0"], &on_host, &[]), None, PLAIN).unwrap();
         let config: Value = serde_json::from_str(&folder.files["ds_config.json"]).unwrap();
         assert_eq!(config["zero_optimization"]["stage"], 2, "{config}");
-        let said = deepspeed(&plan(system, &["gpu0", "gpu1"], &on_host, &[]), None).unwrap_err().to_string();
+        let said = deepspeed(&plan(system, &["gpu0", "gpu1"], &on_host, &[]), None, PLAIN).unwrap_err().to_string();
         assert!(said.contains("a pipeline of 2 devices"), "{said}");
     }
-    let here = deepspeed(&plan(System::OneForwardOneBackward, &["gpu0"], &same, &[]), None).unwrap_err().to_string();
+    let here =
+        deepspeed(&plan(System::OneForwardOneBackward, &["gpu0"], &same, &[]), None, PLAIN).unwrap_err().to_string();
     assert!(here.contains("is none of DeepSpeed's"), "{here}");
 }
 
@@ -175,7 +182,7 @@ fn deepspeed_takes_steps_on_the_host_of_one_gpu() {
 fn deepspeed_gathers_as_far_ahead_as_the_plan() {
     let knobs = &[(Knob::Resident, 3)];
     let plan = plan(System::Fsdp, &["gpu0"; 4], &same, knobs);
-    let folder = deepspeed(&plan, None).unwrap();
+    let folder = deepspeed(&plan, None, PLAIN).unwrap();
     let config: Value = serde_json::from_str(&folder.files["ds_config.json"]).unwrap();
     assert_eq!(config["gradient_accumulation_steps"], 2, "four microbatches over two GPUs");
     assert!(config.get("train_batch_size").is_none());
@@ -186,7 +193,10 @@ fn deepspeed_gathers_as_far_ahead_as_the_plan() {
     assert_eq!(zero["stage3_prefetch_bucket_size"], 2 * largest);
     assert_eq!(zero["stage3_max_live_parameters"], 3 * largest);
     assert_eq!(zero.get("offload_param"), None);
-    assert!(deepspeed(&plan, Some("/mnt")).unwrap_err().to_string().contains("keeps nothing on a drive"));
-    let folder = fsdp(&plan).unwrap();
-    assert_eq!((settings(&folder)["ranks"].clone(), settings(&folder)["prefetch"].clone()), (json!(2), json!(2)));
+    assert!(deepspeed(&plan, Some("/mnt"), PLAIN).unwrap_err().to_string().contains("keeps nothing on a drive"));
+    let folder = fsdp(&plan, PLAIN).unwrap();
+    assert_eq!(
+        (settings(&folder)["ranks"].as_array().unwrap().len(), settings(&folder)["prefetch"].clone()),
+        (2, json!(2))
+    );
 }

@@ -49,6 +49,17 @@ pub(crate) fn build(file: &HardwareFile, parts: &Parts) -> Hardware {
     Hardware::assemble(file.clone(), (builder.devices, builder.memories, builder.links), routes)
 }
 
+/// The number of each item among those of its computer: the stated one, or its place in the file.
+fn in_order<'a>(items: impl Iterator<Item = (&'a String, usize, Option<u32>)>) -> Vec<(&'a String, u32)> {
+    let mut counts: BTreeMap<usize, u32> = BTreeMap::new();
+    let number = |(name, computer, stated): (&'a String, usize, Option<u32>)| {
+        let next = counts.entry(computer).or_default();
+        *next += 1;
+        (name, stated.unwrap_or(*next - 1))
+    };
+    items.map(number).collect()
+}
+
 fn provenance(source: Option<&String>, measured: Option<&MeasuredFile>) -> Provenance {
     match measured {
         Some(MeasuredFile { date, command, spread }) => {
@@ -172,14 +183,23 @@ impl Builder<'_> {
         }
     }
 
-    /// Numbers the computers of the machine in the order of their first devices.
+    /// Numbers the computers of the machine in the order of their first devices, and the devices of each
+    /// where the file does not.
     fn number_nodes(&mut self) {
         let parts = self.topology.computers();
+        let part = |name: &str| parts.get(name).copied().unwrap_or_default();
         let mut numbers = BTreeMap::new();
         for device in self.devices.iter_mut() {
-            let part = parts.get(self.memories[device.memory].name.as_str()).copied().unwrap_or_default();
             let next = numbers.len();
-            device.node = NodeId::from(*numbers.entry(part).or_insert(next));
+            let node = *numbers.entry(part(&self.memories[device.memory].name)).or_insert(next);
+            device.node = NodeId::from(node);
+        }
+        // Sockets that are there for their memory alone are counted too.
+        let gpus = self.parts.gpus.iter().map(|gpu| (&gpu.item.name, part(&gpu.item.name), gpu.item.index));
+        let sockets = self.parts.sockets.iter().map(|Placed { item, .. }| (&item.name, part(&item.dram.name), None));
+        let numbered: BTreeMap<&String, u32> = in_order(gpus).into_iter().chain(in_order(sockets)).collect();
+        for device in self.devices.iter_mut() {
+            device.index = numbered.get(&device.name).copied().unwrap_or_default();
         }
     }
 
@@ -264,6 +284,7 @@ fn gpu(file: &GpuFile, memory: MemoryId) -> Device {
         name: file.name.clone(),
         kind: DeviceKind::Gpu,
         node: NodeId::from(0),
+        index: file.index.unwrap_or_default(),
         memory,
         peak: rates(&file.peak),
         memory_bandwidth: *file.memory_bandwidth,
@@ -290,6 +311,7 @@ fn socket(file: &SocketFile, memory: MemoryId, index: usize) -> Device {
             memory_channels: file.memory_channels,
         },
         node: NodeId::from(0),
+        index: 0,
         memory,
         peak: rates(&file.peak),
         memory_bandwidth: *file.dram.bandwidth,

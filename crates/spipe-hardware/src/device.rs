@@ -15,6 +15,8 @@ pub struct Device {
     pub kind: DeviceKind,
     /// The computer that it is part of: those it reaches without a network card.
     pub node: NodeId,
+    /// Its number among the GPUs, or the sockets, of that computer.
+    pub index: u32,
     /// The memory in which it computes: its own, or the DRAM of its NUMA node.
     pub memory: MemoryId,
     /// Data-sheet arithmetic rates without sparsity.

@@ -42,7 +42,7 @@ impl Parts {
                 },
                 report,
             ),
-            gpus: expand("gpu", &file.gpu, |gpu, change| change(&mut gpu.name), report),
+            gpus: counted_on(expand("gpu", &file.gpu, |gpu, change| change(&mut gpu.name), report)),
             nvmes: expand("nvme", &file.nvme, |nvme, change| change(&mut nvme.name), report),
             nodes,
             network_cards,
@@ -58,6 +58,18 @@ impl Parts {
             ),
         }
     }
+}
+
+/// GPUs whose numbers count on within each table.
+fn counted_on(mut gpus: Vec<Placed<GpuFile>>) -> Vec<Placed<GpuFile>> {
+    for at in 1..gpus.len() {
+        if gpus[at].path == gpus[at - 1].path
+            && let Some(before) = gpus[at - 1].item.index
+        {
+            gpus[at].item.index = Some(before.saturating_add(1));
+        }
+    }
+    gpus
 }
 
 /// The tables of copies: the ranges of a table's names need not be equally long.

@@ -169,6 +169,9 @@ pub struct GpuFile {
     pub emulated: bool,
     /// The number of cores that emulate it, if it is emulated.
     pub cores: Option<u32>,
+    /// Its number among the GPUs of its computer, as `nvidia-smi` counts them; by default they are in
+    /// the order of the file. A table of several GPUs counts on from it.
+    pub index: Option<u32>,
     /// The efficiency of operations relative to the peaks.
     pub efficiency: Option<EfficiencyFile>,
     /// The rates of fused attention kernels.
@@ -433,6 +436,7 @@ impl GpuFile {
             peer_access: None,
             emulated: false,
             cores: None,
+            index: None,
             efficiency: None,
             attention: None,
             matmul: MatmulPoints::new(),

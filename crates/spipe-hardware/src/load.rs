@@ -1,7 +1,7 @@
 //! The steps from a file to a checked machine: read, expand, check, build, check the connections.
 
 use crate::{
-    GpuFile, Hardware, HardwareFile, MemoryKind, Runtime,
+    Device, GpuFile, Hardware, HardwareFile, MemoryKind, Runtime,
     build::build,
     check::{check, node_names},
     expand::Parts,
@@ -102,7 +102,7 @@ impl Hardware {
         let mut file = self.file().clone();
         let (gpus, removed): (Vec<GpuFile>, Vec<GpuFile>) =
             parts.gpus.into_iter().map(|part| part.item).partition(|gpu| devices.contains(&gpu.name));
-        file.gpu = gpus;
+        file.gpu = gpus.into_iter().map(|gpu| GpuFile { index: self.number_of(&gpu.name, devices), ..gpu }).collect();
         file.socket = parts.sockets.into_iter().map(|part| part.item).collect();
         for socket in file.socket.iter_mut().filter(|socket| !devices.contains(&socket.name)) {
             socket.memory_only = true;
@@ -116,6 +116,15 @@ impl Hardware {
         file.copy.retain(|copies| copies.among.len() > 1);
         drop_dead_ends(&mut file);
         self.changed(file)
+    }
+
+    /// The number of a GPU among those of its computer, where the part of the machine with `devices` would
+    /// count another.
+    fn number_of(&self, name: &str, devices: &[String]) -> Option<u32> {
+        let found = self.devices().iter().find(|device| device.name == name)?;
+        let same = |device: &&Device| device.is_gpu() && device.node == found.node && devices.contains(&device.name);
+        let at = self.devices().iter().filter(same).position(|device| device.name == name)?;
+        (at != found.index as usize).then_some(found.index)
     }
 
     fn checked(file: HardwareFile, mut report: Report<'_>) -> Result<Self, Faults> {

@@ -453,7 +453,7 @@ tables! {
     }
     DramFile "dram" { name capacity bandwidth reserved pageable_bandwidth }
     GpuFile "gpu" {
-        name memory memory_bandwidth peak reserved launch_floor peer_access emulated cores efficiency attention matmul
+        name memory memory_bandwidth peak reserved launch_floor peer_access emulated cores index efficiency attention matmul
         elementwise matvec layer_time measured source
     }
     EfficiencyFile "table of efficiencies" {

@@ -52,3 +52,31 @@ fn unknown_devices_are_refused_together() {
     assert!(faults.contains("hint: its devices are gpu0, cpu0"), "{faults}");
     assert!(machine.restricted_to(&[]).is_err());
 }
+
+/// GPUs keep their numbers in a part of the machine, in its file, and in a part of the part.
+#[test]
+fn gpus_keep_their_numbers() {
+    let (_, text) = shipped().iter().find(|(name, _)| *name == "v100-32g-x16").unwrap();
+    let machine = Hardware::from_toml("machine.toml", text).unwrap();
+    let found = |machine: &Hardware| -> Vec<(String, usize, u32)> {
+        let devices = machine.devices().iter();
+        devices.map(|device| (device.name.clone(), device.node.index(), device.index)).collect()
+    };
+    let all = found(&machine);
+    let number = |name: &str| all.iter().find(|(device, ..)| device == name).unwrap().clone();
+    assert_eq!((number("gpu5").2, number("gpu9").1, number("gpu9").2), (5, 1, 1));
+    let names = ["gpu4", "gpu5", "gpu9", "gpu11", "cpu1"].map(String::from);
+    let part = machine.restricted_to(&names).unwrap();
+    let again = Hardware::from_toml("part.toml", &part.to_toml()).unwrap();
+    let smaller = part.restricted_to(&names[1..4]).unwrap();
+    for machine in [&part, &again, &smaller] {
+        for (name, node, index) in found(machine) {
+            assert_eq!((node, index), (number(&name).1, number(&name).2), "{name}");
+        }
+    }
+    let ranged = text.replacen("name = \"gpu{0..15}\"", "name = \"gpu{0..15}\"\nindex = 3", 1);
+    assert_ne!(&ranged, text);
+    let counted = Hardware::from_toml("machine.toml", &ranged).unwrap();
+    let sixth = counted.devices().iter().find(|device| device.name == "gpu6").unwrap();
+    assert_eq!(sixth.index, 9, "a table counts on from its number");
+}

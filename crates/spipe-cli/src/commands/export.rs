@@ -7,7 +7,7 @@ use crate::{
     input, output,
 };
 use spipe_base::Faults;
-use spipe_export::Folder;
+use spipe_export::{Beside, Folder};
 use spipe_plan::Plan;
 use spipe_schedule::Order;
 
@@ -19,11 +19,11 @@ pub fn run(what: &Export) -> Result<(), Failure> {
                 Some(path) => Some(Order::parse(path, &input::text(path)?)?),
                 None => None,
             };
-            export(folder, &|plan| spipe_export::torch(plan, order.as_ref()))
+            export(folder, &|plan, beside| spipe_export::torch(plan, order.as_ref(), beside))
         }
         Export::Fsdp(folder) => export(folder, &spipe_export::fsdp),
         Export::Deepspeed(ExportDeepspeed { folder, nvme }) => {
-            export(folder, &|plan| spipe_export::deepspeed(plan, nvme.as_deref()))
+            export(folder, &|plan, beside| spipe_export::deepspeed(plan, nvme.as_deref(), beside))
         }
         Export::Chakra(ExportChakra { plan, output }) => {
             let destination = Destination::open(output)?;
@@ -36,13 +36,14 @@ pub fn run(what: &Export) -> Result<(), Failure> {
 }
 
 /// Writes the folder that `make` makes of the plan.
-fn export(what: &ExportFolder, make: &dyn Fn(&Plan) -> Result<Folder, Faults>) -> Result<(), Failure> {
+fn export(what: &ExportFolder, make: &dyn Fn(&Plan, Beside) -> Result<Folder, Faults>) -> Result<(), Failure> {
     let destination = Destination::open(&what.output)?;
     let plan = input::plan(&what.plan)?;
     if let Some(fault) = spipe_plan::beyond_export(&plan.context()) {
         return Err(Faults::from(fault).into());
     }
-    let folder = make(&plan)?;
+    let beside = Beside { steps: what.data.as_ref().map(|_| what.steps) };
+    let folder = make(&plan, beside)?;
     output::warn(folder.warnings.iter());
     let extras = Extras {
         weights: what.weights.as_deref(),

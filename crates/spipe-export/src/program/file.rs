@@ -4,7 +4,7 @@ use super::{
     place::{Places, places},
     ranks::Ranks,
 };
-use crate::network::Network;
+use crate::{network::Network, ranks::Rank};
 use serde::Serialize;
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, IdleCause, LaneRole, LayerId, LayerRange, MicrobatchId, Subject,
@@ -65,20 +65,6 @@ struct Batch {
     seq_len: u64,
 }
 
-/// A process and its device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub struct Rank {
-    /// The device's name in the machine.
-    pub device: String,
-    /// gpu, or cpu for sockets and emulated accelerators.
-    pub kind: String,
-    /// The index of the GPU among those of its computer.
-    pub gpu: Option<usize>,
-    /// The NUMA node beside the device.
-    pub numa_node: Option<u32>,
-}
-
 /// A memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -87,8 +73,8 @@ struct Memory {
     name: String,
     /// The process whose device has it; none for DRAM, which all processes share.
     rank: Option<usize>,
-    /// The NUMA node of a DRAM.
-    numa_node: Option<u32>,
+    /// The place of a DRAM among the sockets of the computer.
+    socket: Option<usize>,
     /// The bytes of all places.
     bytes: u64,
 }
@@ -253,9 +239,9 @@ impl ProgramFile {
         }
     }
 
-    /// The number of processes.
-    pub fn ranks(&self) -> usize {
-        self.ranks.len()
+    /// The processes.
+    pub fn ranks(&self) -> &[Rank] {
+        &self.ranks
     }
 }
 
@@ -267,7 +253,7 @@ fn memories(plan: &Plan, ranks: &Ranks, places: &Places) -> Vec<Memory> {
             .device
             .filter(|device| hardware.devices()[*device].is_gpu())
             .and_then(|device| ranks.of_device(device)),
-        numa_node: ranks.numa_node(plan, id),
+        socket: ranks.socket(plan, id),
         bytes: places.sizes[id].get(),
     };
     hardware.memories().enumerate().map(memory).collect()

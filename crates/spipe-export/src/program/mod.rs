@@ -7,6 +7,7 @@ mod refusal;
 
 use crate::{
     folder::{COMMON, Folder, filled},
+    launch::{Beside, Launch, MANIFESTS},
     network::Network,
 };
 use file::ProgramFile;
@@ -41,7 +42,7 @@ pub const fn is_needed(placement: &Placement) -> bool {
 ///
 /// # Errors
 /// The parts that the interpreter does not have, with the reason and the nearest plan.
-pub fn folder(plan: &Plan) -> Result<Folder, Faults> {
+pub fn folder(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     refusal::check(plan)?;
     let context = plan.context();
     let program = lower(&context, plan.placement())?;
@@ -52,11 +53,14 @@ pub fn folder(plan: &Plan) -> Result<Folder, Faults> {
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
+    let launch = Launch::of(file.ranks(), beside);
+    folder.add("train.sbatch", launch.sbatch(context.model.name(), MANIFESTS));
     let values = [
+        ("commands", launch.commands()),
         ("model", context.model.name().into()),
         ("machine", context.hardware.name().into()),
         ("system", plan.placement().name().into()),
-        ("ranks", file.ranks().to_string()),
+        ("ranks", file.ranks().len().to_string()),
     ];
     folder.add("README.md", filled(include_str!("../../templates/program/README.md"), &values));
     Ok(folder)

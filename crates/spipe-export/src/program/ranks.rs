@@ -1,8 +1,7 @@
 //! The processes of a program: one for each device that computes.
 
-use super::file::Rank;
+use crate::ranks::{self, Rank};
 use spipe_base::{ActionKind, DeviceId, MemoryId, Payload};
-use spipe_hardware::{DeviceKind, Hardware};
 use spipe_plan::Plan;
 use spipe_schedule::{Lane, Program};
 use std::collections::BTreeMap;
@@ -68,33 +67,16 @@ impl Ranks {
 
     /// The processes in the file.
     pub fn list(&self, plan: &Plan) -> Vec<Rank> {
-        let hardware = plan.context().hardware;
-        let rank = |id: &DeviceId| {
-            let device = &hardware.devices()[*id];
-            let real = device.is_gpu() && !device.emulated;
-            let before = |(other, that): &(DeviceId, &spipe_hardware::Device)| {
-                *other < *id && that.is_gpu() && !that.emulated && that.node == device.node
-            };
-            Rank {
-                device: device.name.clone(),
-                kind: if real { "gpu" } else { "cpu" }.into(),
-                gpu: real.then(|| hardware.devices().enumerate().filter(before).count()),
-                numa_node: hardware.host_memory(*id).and_then(|dram| numa_node(hardware, dram)),
-            }
+        let socket = |device: DeviceId| {
+            let near = plan.context().hardware.host_memory(device);
+            let beside = |socket: &&DeviceId| Some(plan.context().hardware.devices()[**socket].memory) == near;
+            self.sockets.keys().find(beside).copied().unwrap_or(device)
         };
-        self.computing.iter().map(rank).collect()
+        ranks::ranks(plan, &self.computing, socket)
     }
 
-    /// The NUMA node of a DRAM.
-    pub fn numa_node(&self, plan: &Plan, memory: MemoryId) -> Option<u32> {
-        numa_node(plan.context().hardware, memory)
+    /// The place of a DRAM among the sockets of the computer.
+    pub fn socket(&self, plan: &Plan, memory: MemoryId) -> Option<usize> {
+        ranks::socket_of_memory(plan.context().hardware, *self.computing.first()?, memory)
     }
-}
-
-fn numa_node(hardware: &Hardware, memory: MemoryId) -> Option<u32> {
-    let memory = hardware.memories()[memory].pageable_view_of.unwrap_or(memory);
-    hardware.devices().iter().find_map(|device| match device.kind {
-        DeviceKind::Socket { numa_node, .. } if device.memory == memory => Some(numa_node),
-        _ => None,
-    })
 }

@@ -6,6 +6,7 @@ mod settings;
 
 use crate::{
     folder::{COMMON, Folder, filled},
+    launch::{Beside, Launch, MANIFESTS},
     network::Network,
     program,
 };
@@ -29,9 +30,9 @@ const SCRIPTS: [(&str, &str); 3] = [
 /// # Errors
 /// The parts that PyTorch cannot express, with the reason and the nearest plan that it can; faults of
 /// `custom`.
-pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
+pub fn torch(plan: &Plan, custom: Option<&Order>, beside: Beside) -> Result<Folder, Faults> {
     if custom.is_none() && program::is_needed(plan.placement()) {
-        return program::folder(plan);
+        return program::folder(plan, beside);
     }
     refusal::check(plan)?;
     let (context, placement) = (plan.context(), plan.placement());
@@ -50,7 +51,9 @@ pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
-    folder.add("README.md", readme(plan, &settings));
+    let launch = Launch::of(settings.ranks(), beside);
+    folder.add("README.md", readme(plan, &settings, &launch));
+    folder.add("train.sbatch", launch.sbatch(context.model.name(), MANIFESTS));
     Ok(folder)
 }
 
@@ -79,11 +82,9 @@ fn warnings(plan: &Plan, settings: &Settings) -> Faults {
     warnings
 }
 
-/// The page of the folder: what it is, and the commands for one machine, two nodes and Slurm.
-fn readme(plan: &Plan, settings: &Settings) -> String {
+/// The page of the folder: what it is, and the commands that start it.
+fn readme(plan: &Plan, settings: &Settings, launch: &Launch) -> String {
     let (context, placement) = (plan.context(), plan.placement());
-    let ranks = settings.ranks();
-    let nodes = if ranks.len() > 1 { 2 } else { 1 };
     let state = if settings.has_gpus() { "GPU ranks use NCCL where all ranks are GPUs, gloo otherwise." } else { "" };
     filled(
         include_str!("../../templates/torch/README.md"),
@@ -91,9 +92,8 @@ fn readme(plan: &Plan, settings: &Settings) -> String {
             ("model", context.model.name().into()),
             ("machine", context.hardware.name().into()),
             ("system", placement.name().into()),
-            ("ranks", ranks.len().to_string()),
-            ("half", ranks.len().div_ceil(nodes).to_string()),
-            ("nodes", nodes.to_string()),
+            ("ranks", settings.ranks().len().to_string()),
+            ("commands", launch.commands()),
             ("table", settings.table()),
             ("state", state.into()),
         ],

@@ -1,5 +1,6 @@
 //! The order as PyTorch's runtime executes it.
 
+use crate::ranks::by_node;
 use spipe_base::{DeviceId, Diagnostic, Faults, StageId};
 use spipe_plan::Plan;
 use spipe_schedule::{Order, Pass, Token};
@@ -31,12 +32,12 @@ impl Exported {
             let message = format!("the order has {} microbatches, the plan has {microbatches}", order.microbatches());
             return Err(Diagnostic::error(message).hint("number the plan's microbatches from 0").into());
         }
-        let ranks = ranks(plan, order)?;
-        let split = split_and_repeated(plan, order);
+        let (order, ranks) = by_computer(plan, order, ranks(plan, order)?);
+        let split = split_and_repeated(plan, &order);
         if split.is_empty() {
-            return Ok(Self { order: order.clone(), ranks });
+            return Ok(Self { order, ranks });
         }
-        let fused = fused(order, &split);
+        let fused = fused(&order, &split);
         let names: Vec<String> = split.iter().map(|stage| format!("`{stage}`")).collect();
         let names = names.join(", ");
         if fused.validate().is_err() {
@@ -50,6 +51,14 @@ impl Exported {
         warnings.push(Diagnostic::warning(message).hint("expect longer steps than predicted"));
         Ok(Self { order: fused, ranks })
     }
+}
+
+/// The rows of each computer one after the other, as launchers number their processes.
+fn by_computer(plan: &Plan, order: &Order, devices: Vec<DeviceId>) -> (Order, Vec<DeviceId>) {
+    let sorted = by_node(plan.context().hardware, devices.clone());
+    let row = |device: &DeviceId| devices.iter().position(|other| other == device).map(|row| &order.devices()[row]);
+    let rows = sorted.iter().filter_map(row).cloned().collect();
+    (Order::new(rows), sorted)
 }
 
 /// The device of each row.

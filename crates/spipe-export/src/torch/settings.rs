@@ -1,7 +1,10 @@
 //! The settings that the scripts read: `plan.json`.
 
 use super::order::Exported;
-use crate::network::Network;
+use crate::{
+    network::Network,
+    ranks::{Rank, ranks},
+};
 use serde::Serialize;
 use spipe_base::{DataType, StageId};
 use spipe_cost::compute_type;
@@ -21,14 +24,6 @@ pub struct Settings {
     precision: &'static str,
     clip_norm: Option<f64>,
     overlaps: bool,
-}
-
-/// A process and its device.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct Rank {
-    device: String,
-    kind: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -58,11 +53,10 @@ impl Settings {
     pub fn new(plan: &Plan, network: &Network, exported: &Exported) -> Self {
         let (context, placement) = (plan.context(), plan.placement());
         let workload = context.workload();
-        let devices = context.hardware.devices();
-        let rank = |id| {
-            let device = &devices[id];
-            // Emulated accelerators are cores.
-            Rank { device: device.name.clone(), kind: if device.is_gpu() && !device.emulated { "gpu" } else { "cpu" } }
+        let steps_on = |device| {
+            let hosted =
+                placement.stages.iter().filter(|stage| stage.lead() == device).map(|stage| context.steps(stage));
+            hosted.into_iter().find(|worker| *worker != device).unwrap_or(device)
         };
         let stages: Vec<StageSettings> =
             placement.stages.enumerate().map(|(id, stage)| stage_settings(plan, exported, (id, stage))).collect();
@@ -71,7 +65,7 @@ impl Settings {
             system: placement.name().into(),
             fingerprint: fingerprint(plan),
             model: network.clone(),
-            ranks: exported.ranks.iter().copied().map(rank).collect(),
+            ranks: ranks(plan, &exported.ranks, steps_on),
             stages,
             batch: Batch {
                 microbatch: workload.microbatch,
@@ -92,12 +86,12 @@ impl Settings {
 
     /// Whether any rank is a GPU.
     pub fn has_gpus(&self) -> bool {
-        self.ranks.iter().any(|rank| rank.kind == "gpu")
+        self.ranks.iter().any(Rank::is_gpu)
     }
 
     /// Whether some ranks are GPUs and others are not.
     pub fn is_mixed(&self) -> bool {
-        self.has_gpus() && self.ranks.iter().any(|rank| rank.kind != "gpu")
+        self.has_gpus() && !self.ranks.iter().all(Rank::is_gpu)
     }
 
     /// Whether any stage offloads activations.
@@ -110,7 +104,7 @@ impl Settings {
         let mut table =
             String::from("| stage | rank | device | layers | recomputed | optimizer |\n|---|---|---|---|---|---|\n");
         for (index, stage) in self.stages.iter().enumerate() {
-            let Rank { device, kind } = &self.ranks[stage.rank];
+            let Rank { device, kind, .. } = &self.ranks[stage.rank];
             let optimizer = if stage.optimizer_on_host { "host" } else { "device" };
             table += &format!(
                 "| {index} | {} | {device} ({kind}) | {}..{} | {} | {optimizer} |\n",

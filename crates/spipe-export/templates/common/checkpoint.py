@@ -47,26 +47,7 @@ class Checkpoints:
         self.keep, self.barrier = max(keep, 1), barrier
         # The step of the newest checkpoint that this run has read or written.
         self.step: int | None = None
-        self.check_shared()
-
-    def check_shared(self) -> None:
-        """Finds folders that differ between nodes: all processes must see a file that the first one writes."""
-        token = os.path.join(self.folder, ".shared")
-        try:
-            os.makedirs(self.folder, exist_ok=True)
-            if os.path.exists(token):
-                os.remove(token)
-        except FileNotFoundError:
-            # Another process of this node was faster.
-            pass
-        except OSError as error:
-            raise Fault(f"cannot write checkpoints to `{self.folder}`: {error.strerror}") from None
-        self.barrier()
-        if self.rank == 0:
-            write_text(token, "the folder of the first process\n")
-        self.barrier()
-        if not appears(token):
-            raise Fault(f"rank {self.rank} does not see in `{self.folder}` the file that rank 0 wrote: all nodes must share the folder")
+        check_shared(folder, rank, barrier)
 
     def exists(self) -> bool:
         """Whether there is a whole checkpoint in the folder."""
@@ -148,6 +129,25 @@ class Checkpoints:
         return self.step, numbers
 
 
+def check_shared(folder: str, rank: int, barrier: Callable[[], None]) -> None:
+    """Finds folders that differ between nodes: all processes must see a file that the first one writes."""
+    token = os.path.join(folder, ".shared")
+    try:
+        os.makedirs(folder, exist_ok=True)
+        os.remove(token)
+    except FileNotFoundError:
+        # There is none, or another process of this node was faster.
+        pass
+    except OSError as error:
+        raise Fault(f"cannot write checkpoints to `{folder}`: {error.strerror}") from None
+    barrier()
+    if rank == 0:
+        write_text(token, "the folder of the first process\n")
+    barrier()
+    if not appears(token):
+        raise Fault(f"rank {rank} does not see in `{folder}` the file that rank 0 wrote: all nodes must share the folder")
+
+
 def read(path: str, expected: dict[str, int], tensors: dict[str, torch.Tensor]) -> dict[str, float]:
     """Copies the tensors of a file in the order in which they lie in it; the numbers beside them."""
     damaged = Fault(f"`{path}` is damaged: its size or checksum is not that of the manifest; remove its folder to go on from the one before")
@@ -175,7 +175,7 @@ def read(path: str, expected: dict[str, int], tensors: dict[str, torch.Tensor]) 
 def check_names(path: str, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     """Refuses a file with other tensors than these."""
     if header.keys() != tensors.keys():
-        name = sorted(header.keys() ^ tensors.keys())[0]
+        name = min(header.keys() ^ tensors.keys())
         raise Fault(f"`{path}` {'has' if name in header else 'has no'} `{name}`, this plan has {'none' if name in header else 'one'}")
     for name, entry in header.items():
         found, wanted = (entry["dtype"], entry["shape"]), (storage.type_name(tensors[name].dtype), list(tensors[name].shape))

@@ -4,6 +4,9 @@ Parameters have the names and shapes that transformers gives them, so that weigh
 embedding, layers 1 to n are the blocks, and the last layer is the head, which returns logits.
 """
 
+from collections.abc import Iterable, Iterator
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -11,12 +14,12 @@ from torch.utils.checkpoint import checkpoint
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, width, epsilon):
+    def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
         self.epsilon = epsilon
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.epsilon)
         return self.weight * wide.to(x.dtype)
@@ -25,16 +28,16 @@ class RMSNorm(nn.Module):
 class Conv1D(nn.Module):
     """A linear layer whose weight is inputs x outputs, as in GPT-2."""
 
-    def __init__(self, inputs, outputs):
+    def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(inputs, outputs))
         self.bias = nn.Parameter(torch.empty(outputs))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, self.weight.t(), self.bias)
 
 
-def rotate(x, base):
+def rotate(x: torch.Tensor, base: float) -> torch.Tensor:
     """Rotary positions for x of shape batch x heads x tokens x width, in the halves' order of Llama."""
     width = x.shape[-1]
     frequencies = 1.0 / base ** (torch.arange(0, width, 2, device=x.device, dtype=torch.float32) / width)
@@ -45,7 +48,7 @@ def rotate(x, base):
     return x * cosines + torch.cat((-second, first), dim=-1) * sines
 
 
-def attend(query, key, value, window):
+def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: int | None) -> torch.Tensor:
     """Causal attention; with a window, each token sees itself and the window - 1 tokens before it."""
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     tokens = query.shape[-2]
@@ -56,12 +59,12 @@ def attend(query, key, value, window):
     return F.scaled_dot_product_attention(query, key, value, attn_mask=(behind >= 0) & (behind < window))
 
 
-def heads(x, count):
+def heads(x: torch.Tensor, count: int) -> torch.Tensor:
     return x.view(*x.shape[:2], count, -1).transpose(1, 2)
 
 
 class LlamaAttention(nn.Module):
-    def __init__(self, model, window):
+    def __init__(self, model: dict[str, Any], window: int | None) -> None:
         super().__init__()
         hidden, width = model["hidden"], model["head-dim"]
         queries, keys = model["heads"] * width, model["kv-heads"] * width
@@ -75,29 +78,31 @@ class LlamaAttention(nn.Module):
         self.counts = (model["heads"], model["kv-heads"])
         self.qk_norm, self.base, self.window = model["qk-norm"], model["rotary-base"], window
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         query = heads(self.q_proj(x), self.counts[0])
         key, value = (heads(projection(x), self.counts[1]) for projection in (self.k_proj, self.v_proj))
         if self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         mixed = attend(rotate(query, self.base), rotate(key, self.base), value, self.window)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2))
+        y: torch.Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2))
+        return y
 
 
 class LlamaMlp(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
         hidden, inner, bias = model["hidden"], model["intermediate"], model["mlp-bias"]
         self.gate_proj = nn.Linear(hidden, inner, bias=bias)
         self.up_proj = nn.Linear(hidden, inner, bias=bias)
         self.down_proj = nn.Linear(inner, hidden, bias=bias)
 
-    def forward(self, x):
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return y
 
 
 class LlamaBlock(nn.Module):
-    def __init__(self, model, index):
+    def __init__(self, model: dict[str, Any], index: int) -> None:
         super().__init__()
         window = model["sliding-window"] if index >= model["full-attention-layers"] else None
         self.input_layernorm = RMSNorm(model["hidden"], model["norm-epsilon"])
@@ -105,84 +110,92 @@ class LlamaBlock(nn.Module):
         self.post_attention_layernorm = RMSNorm(model["hidden"], model["norm-epsilon"])
         self.mlp = LlamaMlp(model)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.self_attn(self.input_layernorm(x))
-        return x + self.mlp(self.post_attention_layernorm(x))
+        y: torch.Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return y
 
 
 class LlamaEmbedding(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(model["vocabulary"], model["hidden"])
 
-    def forward(self, tokens):
-        return self.embed_tokens(tokens)
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.embed_tokens(tokens)
+        return y
 
 
 class LlamaHead(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
         self.norm = RMSNorm(model["hidden"], model["norm-epsilon"])
         self.lm_head = nn.Linear(model["hidden"], model["vocabulary"], bias=False)
 
-    def forward(self, x):
-        return self.lm_head(self.norm(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.lm_head(self.norm(x))
+        return y
 
 
 class Gpt2Attention(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
         self.c_attn = Conv1D(model["hidden"], 3 * model["hidden"])
         self.c_proj = Conv1D(model["hidden"], model["hidden"])
         self.count = model["heads"]
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         query, key, value = (heads(part, self.count) for part in self.c_attn(x).chunk(3, dim=-1))
-        return self.c_proj(attend(query, key, value, None).transpose(1, 2).flatten(2))
+        y: torch.Tensor = self.c_proj(attend(query, key, value, None).transpose(1, 2).flatten(2))
+        return y
 
 
 class Gpt2Mlp(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
         self.c_fc = Conv1D(model["hidden"], model["intermediate"])
         self.c_proj = Conv1D(model["intermediate"], model["hidden"])
         self.approximate = "tanh" if model["mlp"] == "gelu-tanh" else "none"
 
-    def forward(self, x):
-        return self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
+        return y
 
 
 class Gpt2Block(nn.Module):
-    def __init__(self, model, _index):
+    def __init__(self, model: dict[str, Any], _index: int) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(model["hidden"], model["norm-epsilon"])
         self.attn = Gpt2Attention(model)
         self.ln_2 = nn.LayerNorm(model["hidden"], model["norm-epsilon"])
         self.mlp = Gpt2Mlp(model)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp(self.ln_2(x))
+        y: torch.Tensor = x + self.mlp(self.ln_2(x))
+        return y
 
 
 class Gpt2Embedding(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
         self.wte = nn.Embedding(model["vocabulary"], model["hidden"])
         self.wpe = nn.Embedding(model["places"], model["hidden"])
 
-    def forward(self, tokens):
-        return self.wte(tokens) + self.wpe(torch.arange(tokens.shape[-1], device=tokens.device))
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[-1], device=tokens.device))
+        return y
 
 
 class Gpt2Head(nn.Module):
-    def __init__(self, model):
+    def __init__(self, model: dict[str, Any]) -> None:
         super().__init__()
         self.ln_f = nn.LayerNorm(model["hidden"], model["norm-epsilon"])
         self.lm_head = nn.Linear(model["hidden"], model["vocabulary"], bias=False)
 
-    def forward(self, x):
-        return self.lm_head(self.ln_f(x))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.lm_head(self.ln_f(x))
+        return y
 
 
 # Of each family: embedding, block, head, and the prefix of their names.
@@ -195,7 +208,7 @@ TABLES = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"
 HEAD = "lm_head.weight"
 
 
-def layer(model, index):
+def layer(model: dict[str, Any], index: int) -> nn.Module:
     embedding, block, head, _, _ = FAMILIES[model["family"]]
     if index == 0:
         return embedding(model)
@@ -209,9 +222,12 @@ class Stage(nn.Module):
     the boundary: `.to` copies them, and their gradients on the way back.
     """
 
-    def __init__(self, model, stage, device, dtype, boundary):
+    def __init__(self, model: dict[str, Any], stage: dict[str, Any], device: torch.device, dtype: torch.dtype,
+                 boundary: tuple[torch.device, torch.dtype]) -> None:
         super().__init__()
-        self.model, self.first, self.last = model, stage["first-layer"], stage["last-layer"]
+        self.model = model
+        self.first: int = stage["first-layer"]
+        self.last: int = stage["last-layer"]
         self.recomputed, self.offloads = stage["recomputed"], stage["offloads"]
         self.device, self.dtype, self.boundary = device, dtype, boundary
         with torch.device(device):
@@ -220,14 +236,15 @@ class Stage(nn.Module):
             self.layers[index - self.first].requires_grad_(False)
 
     @property
-    def is_first(self):
+    def is_first(self) -> bool:
         return self.first == 0
 
     @property
-    def is_last(self):
-        return self.last == self.model["layers"] + 1
+    def is_last(self) -> bool:
+        last: int = self.model["layers"] + 1
+        return self.last == last
 
-    def names(self):
+    def names(self) -> Iterator[tuple[int, str, nn.Parameter]]:
         """The parameters by transformers' names, in the order of the layers."""
         _, _, _, prefix, blocks = FAMILIES[self.model["family"]]
         for index, module in enumerate(self.layers, start=self.first):
@@ -236,7 +253,7 @@ class Stage(nn.Module):
                 whole = f"{blocks}{index - 1}.{name}" if block else name if name == HEAD else prefix + name
                 yield index, whole, parameter
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.to(self.device) if self.is_first else x.to(self.device, self.dtype)
         for index, module in enumerate(self.layers):
             if index < self.recomputed and torch.is_grad_enabled():
@@ -250,10 +267,10 @@ class Stage(nn.Module):
         return x.to(device) if self.is_last else x.to(device, dtype)
 
 
-def tie(stages):
+def tie(stages: Iterable[Stage]) -> None:
     """Makes a tied head use the table of the embedding in the same process, if both are there."""
     first = next((stage for stage in stages if stage.is_first), None)
     last = next((stage for stage in stages if stage.is_last), None)
     if first is not None and last is not None and first.model["tied"]:
         tables = {name: parameter for _, name, parameter in first.names()}
-        last.layers[-1].lm_head.weight = tables[TABLES[first.model["family"]]]
+        last.layers[-1].get_submodule("lm_head").register_parameter("weight", tables[TABLES[first.model["family"]]])

@@ -120,8 +120,8 @@ def fill_from(file: BufferedReader, tensor: torch.Tensor, checksum: int) -> int:
 
 def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The numbers of a contiguous tensor in its place, at most PIECE bytes at a time."""
-    flat = tensor.detach().view(-1)
-    return iter(flat.split(PIECE // tensor.element_size()) if len(flat) else ())
+    flat, length = tensor.detach().view(-1), PIECE // tensor.element_size()
+    return (flat[first : first + length] for first in range(0, len(flat), length))
 
 
 def bytes_of(numbers: torch.Tensor) -> memoryview:

@@ -1,92 +1,99 @@
 """Trains the model of plan.json with FSDP2: parameters, gradients and optimizer state are sharded over all processes."""
 
 import argparse
-import json
-import os
-import sys
-import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import nn
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
+import loop
 import parameters
-import storage
+import place
 from model import Stage, tie
-from tokens import Tokens
+from storage import Fault
+from tokens import Tokens, count, loss_sum
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+# Layers with one of these have a table that the head may share.
+TABLES = ("embed_tokens", "wte", "lm_head")
 
 
-def arguments():
-    default = os.path.join(HERE, "tokens.safetensors")
-    weights = os.path.join(HERE, "weights")
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default=default if os.path.exists(default) else None, required=not os.path.exists(default),
-                        help="a text, read byte by byte, or a safetensors file with the tokens of each step")
-    parser.add_argument("--weights", default=weights if os.path.exists(weights) else None,
-                        help="folder or file of safetensors in transformers' layout; random weights without")
-    parser.add_argument("--steps", type=int, default=10)
+def options_of(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--weight-decay", type=float, default=0.01)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--checkpoint-dir", help="folder for checkpoints of torch.distributed.checkpoint")
-    parser.add_argument("--checkpoint-every", type=int, default=100)
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("--cpu", action="store_true", help="use CPU cores for every rank")
-    return parser.parse_args()
 
 
-def connect(settings, only_cpu):
+def connect(settings: dict[str, Any], only_cpu: bool) -> torch.device:
     """The device of this process, after it has joined the others."""
-    size = int(os.environ.get("WORLD_SIZE", 1))
-    if size > settings["batch"]["microbatches"] or settings["batch"]["microbatches"] % size:
-        raise storage.Fault(f"{settings['batch']['microbatches']} microbatches cannot be dealt to {size} processes: see README.md")
-    if settings["kind"] == "gpu" and not only_cpu:
-        if not torch.cuda.is_available():
-            raise storage.Fault("the plan is for GPUs, but PyTorch finds none; --cpu uses cores")
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
-    alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo", **alone)
+    device = place.place(settings, only_cpu, any_size=True)
+    place.join("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    size, microbatches = dist.get_world_size(), settings["batch"]["microbatches"]
+    if microbatches % size:
+        raise Fault(f"{microbatches} microbatches cannot be dealt to {size} processes: see README.md")
     return device
 
 
-def build(settings, options, device):
+class Model:
     """The whole model; each stage of the plan is gathered and sharded as one group of parameters."""
-    dtype, home = TYPES[settings["precision"]], (device, torch.float32)
-    stages = [Stage(settings["model"], stage, device, torch.float32, home) for stage in settings["stages"]]
-    tie(stages)
-    # Every process draws or reads the same numbers, and then keeps its shard of them.
-    parameters.fill(stages, options.weights, options.seed)
-    for stage in stages:
-        stage.dtype, stage.boundary = dtype, (device, dtype)
-    narrow = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=dtype) if dtype != torch.float32 else MixedPrecisionPolicy()
-    offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings["offloads"] else OffloadPolicy()
-    mesh = dist.init_device_mesh(device.type, (dist.get_world_size(),))
-    tied = settings["model"]["tied"]
-    groups = []
-    for stage in stages:
-        # A table that the head shares belongs to the root, which is gathered for the whole step.
-        own = [layer for layer in stage.layers if not (tied and hasattr_any(layer, ("embed_tokens", "wte", "lm_head")))]
-        if own:
-            groups.append(fully_shard(own, mesh=mesh, mp_policy=narrow, offload_policy=offload)[0])
-    model = nn.Sequential(*stages)
-    fully_shard(model, mesh=mesh, mp_policy=narrow, offload_policy=offload, reshard_after_forward=not tied)
-    prefetch(groups, settings["prefetch"])
-    return model
+
+    def __init__(self, settings: dict[str, Any], options: argparse.Namespace, device: torch.device) -> None:
+        dtype, meta = TYPES[settings["precision"]], torch.device("meta")
+        # Nothing has memory before it is sharded: a process has its shards alone.
+        self.stages = [Stage(settings["model"], stage, meta, torch.float32, (device, dtype)) for stage in settings["stages"]]
+        tie(self.stages)
+        self.whole = nn.Sequential(*self.stages)
+        self.shapes = {name: parameter.shape for stage in self.stages for _, name, parameter in stage.names()}
+        self.shard(settings, device)
+        for stage in self.stages:
+            stage.device, stage.dtype = device, dtype
+        self.whole.to_empty(device="cpu" if settings["offloads"] else device)
+        tie(self.stages)
+        self.fill(options.weights, options.seed)
+
+    def shard(self, settings: dict[str, Any], device: torch.device) -> None:
+        # Gradients are added up over microbatches and processes in 32 bits, whatever the parameters are gathered in.
+        narrow = MixedPrecisionPolicy(param_dtype=TYPES[settings["precision"]], reduce_dtype=torch.float32)
+        policy = narrow if settings["precision"] != "fp32" else MixedPrecisionPolicy()
+        offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings["offloads"] else OffloadPolicy()
+        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        tied = settings["model"]["tied"]
+        groups: list[FSDPModule] = []
+        for stage in self.stages:
+            # A table that the head shares belongs to the root, which is gathered for the whole step.
+            own = [layer for layer in stage.layers if not (tied and any(hasattr(layer, name) for name in TABLES))]
+            if own:
+                sharded = fully_shard(own, mesh=mesh, mp_policy=policy, offload_policy=offload)
+                groups.append(sharded[0])
+        fully_shard(self.whole, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=not tied)
+        prefetch(groups, settings["prefetch"])
+
+    @torch.no_grad()
+    def fill(self, path: str | None, seed: int) -> None:
+        """Reads, or draws, the numbers of this process's shards."""
+        source = parameters.source(path, seed)
+        for stage in self.stages:
+            for _, name, parameter in stage.names():
+                shape, local = self.shapes[name], shard_of(parameter)
+                # Rows are dealt in equal parts, of which the last ones may be shorter.
+                rows = -(-shape[0] // dist.get_world_size())
+                first = min(dist.get_rank() * rows, shape[0])
+                if local.shape != (min(rows, shape[0] - first), *shape[1:]):
+                    raise Fault(f"FSDP of PyTorch {torch.__version__} shards `{name}` otherwise than by rows")
+                numbers = source.read(parameters.origin(stage, name), shape, first * shape[1:].numel(), local.numel())
+                local.copy_(numbers.view(local.shape))
 
 
-def hasattr_any(module, names):
-    return any(hasattr(module, name) for name in names)
+def shard_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The part of a sharded tensor that this process has."""
+    return tensor.to_local().detach() if isinstance(tensor, DTensor) else tensor.detach()
 
 
-def prefetch(groups, depth):
+def prefetch(groups: list[FSDPModule], depth: int) -> None:
     """Gathers this many groups ahead of the one in computation, in both passes."""
     for index, group in enumerate(groups):
         ahead = groups[index + 1 : index + 1 + depth]
@@ -98,94 +105,80 @@ def prefetch(groups, depth):
 
 
 class Training:
-    def __init__(self, settings, options):
-        self.settings, self.options, self.step_index = settings, options, 0
+    def __init__(self, settings: dict[str, Any], options: argparse.Namespace) -> None:
+        self.settings = settings
         self.device = connect(settings, options.cpu)
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self.model = build(settings, options, self.device)
-        adam = {"lr": options.learning_rate, "weight_decay": options.weight_decay}
-        self.adam = torch.optim.AdamW(self.model.parameters(), fused=True, **adam)
+        self.model = Model(settings, options, self.device)
+        adam = {"lr": options.learning_rate, "weight_decay": options.weight_decay, "betas": (0.9, 0.999), "eps": 1e-8}
+        self.adam = torch.optim.AdamW(self.model.whole.parameters(), fused=True, **adam)
+        for parameter in self.model.whole.parameters():
+            # The state exists from the start, so that a checkpoint can be read into it.
+            if parameter.requires_grad:
+                step = torch.zeros((), dtype=torch.float32, device=shard_of(parameter).device)
+                state = {"step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter)}
+                self.adam.state[parameter] = {name: tensor.detach() for name, tensor in state.items()}
 
-    def own(self, tensor):
-        """The microbatches of this process: every one in turn, as the plan deals them."""
-        parts = tensor.chunk(self.settings["batch"]["microbatches"])
-        return [part.to(self.device) for part in parts[self.rank :: self.size]]
+    def read(self, index: int, tokens: Tokens) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The microbatches of this process: every one in turn, as the plan deals them. No others are read."""
+        batch = self.settings["batch"]
+        each = batch["microbatch"]
+        mine = range(self.rank, batch["microbatches"], self.size)
+        return [tokens.rows(index, range(each * number, each * (number + 1))) for number in mine]
 
-    def step(self, inputs, targets):
-        microbatches = list(zip(self.own(inputs), self.own(targets)))
-        total = torch.zeros((), dtype=torch.float64)
-        for x, y in microbatches:
-            logits = self.model(x)
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), y.flatten()) / len(microbatches)
-            loss.backward()
-            total += loss.detach().double().cpu()
+    def counted(self, microbatches: list[tuple[torch.Tensor, torch.Tensor]], tokens: Tokens) -> int:
+        """The targets of the whole step that count."""
+        batch = self.settings["batch"]
+        if not tokens.is_masked:
+            return int(batch["sequences"] * batch["seq-len"])
+        return max(int(loop.total(sum(count(targets) for _, targets in microbatches))), 1)
+
+    def step(self, index: int, tokens: Tokens) -> float | None:
+        microbatches = self.read(index, tokens)
+        # FSDP averages the gradients over the processes; the loss is the mean over all targets of the step.
+        scale = self.size / self.counted(microbatches, tokens)
+        total = 0.0
+        for inputs, targets in microbatches:
+            loss = loss_sum(self.model.whole(inputs.to(self.device)), targets) * scale
+            torch.autograd.backward(loss)
+            total += loss.item() / self.size
         if self.settings["clip-norm"] is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings["clip-norm"])
+            torch.nn.utils.clip_grad_norm_(self.model.whole.parameters(), self.settings["clip-norm"])
         self.adam.step()
         self.adam.zero_grad(set_to_none=True)
-        dist.all_reduce(total)
-        return total.item() / self.size
+        total = loop.total(total)
+        return total if self.rank == 0 else None
 
-    def state(self):
-        from torch.distributed.checkpoint.state_dict import get_state_dict
+    @torch.no_grad()
+    def evaluate(self, index: int, tokens: Tokens) -> tuple[float, int]:
+        microbatches = self.read(index, tokens)
+        losses = [loss_sum(self.model.whole(inputs.to(self.device)), targets).item() for inputs, targets in microbatches]
+        return sum(losses), sum(count(targets) for _, targets in microbatches)
 
-        model, optimizer = get_state_dict(self.model, self.adam)
-        return {"model": model, "optimizer": optimizer, "progress": torch.tensor(self.step_index)}
+    def tensors(self) -> dict[str, torch.Tensor]:
+        state = {}
+        for name, parameter in self.model.whole.named_parameters():
+            if parameter.requires_grad:
+                state[f"weights.{name}"] = shard_of(parameter)
+                state.update({f"{key}.{name}": shard_of(tensor) for key, tensor in self.adam.state[parameter].items()})
+        return state
 
-    def save(self, folder):
-        import torch.distributed.checkpoint as dcp
+    def numbers(self) -> dict[str, float]:
+        return {}
 
-        name = f"step-{self.step_index:06}"
-        dcp.save(self.state(), checkpoint_id=os.path.join(folder, name))
-        if self.rank == 0:
-            with open(os.path.join(folder, "newest.tmp"), "w") as file:
-                file.write(name)
-            os.replace(os.path.join(folder, "newest.tmp"), os.path.join(folder, "newest"))
-
-    def resume(self, folder):
-        import torch.distributed.checkpoint as dcp
-        from torch.distributed.checkpoint.state_dict import set_state_dict
-
-        try:
-            with open(os.path.join(folder, "newest")) as file:
-                name = file.read().strip()
-        except OSError:
-            return
-        state = self.state()
-        dcp.load(state, checkpoint_id=os.path.join(folder, name))
-        set_state_dict(self.model, self.adam, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        self.step_index = int(state["progress"])
+    def restore(self, numbers: dict[str, float]) -> None:
+        """The shards themselves were read."""
 
 
-def main():
-    options = arguments()
-    with open(os.path.join(HERE, "plan.json")) as file:
-        settings = json.load(file)
+def main() -> None:
+    options = loop.arguments(__doc__, options_of)
+    settings = loop.read_settings()
     training = Training(settings, options)
-    batch = settings["batch"]
-    tokens = Tokens(options.data, batch, settings["model"]["vocabulary"], options.seed)
-    if options.resume and options.checkpoint_dir:
-        training.resume(options.checkpoint_dir)
-    while training.step_index < options.steps:
-        start = time.perf_counter()
-        loss = training.step(*tokens.step(training.step_index))
-        took = 1e3 * (time.perf_counter() - start)
-        if training.rank == 0:
-            rate = batch["sequences"] * batch["seq-len"] / took * 1e3
-            line = {"event": "step", "step": training.step_index, "loss": loss, "duration-ms": took, "tokens-per-second": rate}
-            print(json.dumps(line), flush=True)
-        training.step_index += 1
-        if options.checkpoint_dir and (training.step_index % options.checkpoint_every == 0 or training.step_index == options.steps):
-            training.save(options.checkpoint_dir)
+    saver = loop.TensorSaver(training, settings["fingerprint"], options) if options.checkpoint_dir else None
+    loop.Loop(training, settings, options, saver).run()
     if training.device.type == "cuda":
-        print(json.dumps({"event": "end", "rank": training.rank, "peak-bytes": torch.cuda.max_memory_allocated()}), flush=True)
+        loop.say(event="end", rank=training.rank, peak_bytes=torch.cuda.max_memory_allocated())
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except storage.Fault as fault:
-        sys.exit(f"error: {fault}")
-    finally:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+    loop.end(main)

@@ -56,4 +56,4 @@ class AdamW:
 def squares(gradients: torch.Tensor) -> float:
     """The sum of the squares of gradients."""
     parts = [torch.linalg.vector_norm(piece, dtype=torch.float64) for piece in gradients.split(PIECE)] if len(gradients) else []
-    return sum(norm.item() ** 2 for norm in parts)
+    return float(sum(norm.item() ** 2 for norm in parts))

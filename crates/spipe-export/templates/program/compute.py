@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import torch
 
 from memory import Memory
-from passes import Graph, Stage, loss_of
+from passes import Graph, Stage
 from program import GRAPHS, Action, Program
 from store import Store
-from tokens import Tokens
+from tokens import Tokens, count, loss_sum
 from world import RING, World
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of each microbatch of an iteration, and the targets that count."""
+
+    inputs: tuple[torch.Tensor, ...]
+    targets: tuple[torch.Tensor, ...]
+    count: int
 
 
 class Compute:
@@ -21,18 +31,20 @@ class Compute:
         self.program, self.world, self.tokens = program, world, tokens
         self.board, self.store = world.board, store
         self.stages = {stage.index: Stage(program, stage.index, memory) for stage in program.stages if stage.rank == world.rank}
-        self.batches: dict[int, tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]] = {}
+        self.batches: dict[int, Batch] = {}
         self.batch_lock = threading.Lock()
+        self.losses: torch.Tensor | None = None
 
-    def batch(self, iteration: int, microbatch: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of a microbatch on the device."""
+    def batch(self, iteration: int) -> Batch:
+        """The microbatches of an iteration on the device."""
         with self.batch_lock:
             if iteration not in self.batches:
-                inputs, targets = (part.to(self.world.device, non_blocking=True) for part in self.tokens.step(iteration))
+                sequences = self.program.settings["batch"]["sequences"]
+                inputs, targets = self.tokens.rows(iteration, range(sequences))
+                parts = [part.to(self.world.device, non_blocking=True).chunk(self.program.microbatches) for part in (inputs, targets)]
                 self.batches = {past: batch for past, batch in self.batches.items() if past >= iteration - 2}
-                self.batches[iteration] = (inputs.chunk(self.program.microbatches), targets.chunk(self.program.microbatches))
-            inputs, targets = self.batches[iteration]
-        return inputs[microbatch], targets[microbatch]
+                self.batches[iteration] = Batch(parts[0], parts[1], count(targets))
+            return self.batches[iteration]
 
     def begin(self, action: Action, iteration: int) -> tuple[Stage, torch.Tensor]:
         """The stage of a pass, with its parameters, and its input."""
@@ -42,7 +54,7 @@ class Compute:
         shared = next(iter(action.read("shared") + parameters[1:]), None)
         stage.bind(parameters[0], shared)
         if stage.layers[0] == 0:
-            return stage, self.batch(iteration, action.microbatch)[0]
+            return stage, self.batch(iteration).inputs[action.microbatch]
         behind = [buffer for buffer in action.read("activation", "checkpoint") if buffer.layers[0] == stage.layers[0] - 1]
         return stage, self.store.tensor(behind[0], iteration).to(stage.bases[0].dtype)
 
@@ -52,7 +64,7 @@ class Compute:
             return graph
         assert action.microbatch is not None
         with torch.enable_grad():
-            graph.output = loss_of(graph.output, self.batch(iteration, action.microbatch)[1])
+            graph.output = loss_sum(graph.output, self.batch(iteration).targets[action.microbatch])
         return graph
 
     def forward(self, action: Action, iteration: int) -> None:
@@ -69,17 +81,18 @@ class Compute:
             self.store.put(graphs[-1], iteration, graph)
             loss = graph.output
         elif end == self.program.model["layers"] + 2:
-            loss = loss_of(x, self.batch(iteration, action.microbatch)[1])
+            loss = loss_sum(x, self.batch(iteration).targets[action.microbatch])
         for buffer in action.written("activation", "checkpoint"):
             self.store.put(buffer, iteration, outputs[buffer.layers[0]])
         if end == self.program.model["layers"] + 2:
             self.add_loss(iteration, action.microbatch, loss.detach())
 
     def add_loss(self, iteration: int, microbatch: int, loss: torch.Tensor) -> None:
-        """Adds a microbatch's part of the loss; the last one makes the sum known."""
-        self.losses = loss.double() if microbatch == 0 else self.losses + loss.double()
+        """Adds a microbatch's part of the loss; the last one makes the mean known."""
+        self.losses = loss.double() if self.losses is None else self.losses + loss.double()
         if microbatch == self.program.microbatches - 1:
-            self.board.loss[iteration % RING] = self.losses.item() / self.program.microbatches
+            self.board.loss[iteration % RING] = self.losses.item() / max(self.batch(iteration).count, 1)
+            self.losses = None
 
     def recompute(self, action: Action, iteration: int) -> None:
         stage, x = self.begin(action, iteration)
@@ -109,7 +122,7 @@ class Compute:
         if incoming:
             seed = self.store.tensor(incoming[0], iteration)
         else:
-            seed = torch.tensor(self.board.scale[iteration % RING] / self.program.microbatches, device=self.world.device)
+            seed = torch.tensor(self.board.scale[iteration % RING] / max(self.batch(iteration).count, 1), device=self.world.device)
         gradient = stage.backward(graphs, seed)
         for buffer in action.written("gradient"):
             assert gradient is not None

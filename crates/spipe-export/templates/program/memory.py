@@ -192,9 +192,3 @@ class Memory:
         """The master copy of a state, if it has one, and both moments."""
         parts = self.flat(buffer).chunk(buffer.bytes // (4 * max(self.layout.numbers(buffer), 1)))
         return (parts[0] if len(parts) == 3 else None), parts[-2], parts[-1]
-
-    def base_of(self, tensor: torch.Tensor) -> int | None:
-        """The memory in which a tensor's numbers lie, if they have a fixed place."""
-        start = tensor.untyped_storage().data_ptr()
-        return next((index for index, region in self.regions.items() if region.untyped_storage().data_ptr() == start), None)
-

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import model
@@ -35,7 +34,7 @@ class Saved:
 
     shared: bool
     first: int
-    size: torch.Size
+    size: tuple[int, ...]
     stride: tuple[int, ...]
 
 
@@ -104,9 +103,9 @@ class Stage:
     def pack(self, tensor: torch.Tensor) -> Any:
         for index, base in enumerate(self.bases):
             if tensor.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() and tensor.dtype == base.dtype:
-                first = tensor.storage_offset() - base.storage_offset()
+                first = int(tensor.storage_offset()) - int(base.storage_offset())
                 if 0 <= first < len(base):
-                    return Saved(index == 1, first, tensor.shape, tensor.stride())
+                    return Saved(index == 1, first, tuple(tensor.shape), tuple(tensor.stride()))
         return tensor
 
     def unpack(self, saved: Any) -> torch.Tensor:
@@ -170,8 +169,3 @@ def homes(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
         for name in inner._parameters:
             found[f"{prefix}.{name}" if prefix else name] = (inner, name)
     return found
-
-
-def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """The mean over the tokens of a microbatch."""
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.to(logits.device).flatten())

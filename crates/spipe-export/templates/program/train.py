@@ -18,42 +18,30 @@ import storage
 from actions import Actions
 from checkpoint import Checkpoints
 from engine import Engine
+from loop import HERE, arguments, say
 from memory import Layout, Memory
 from program import Buffer, Program
 from steps import LEFT_OUT
 from storage import Fault
-from tokens import Tokens
+from tokens import Tokens, warn
 from traces import write_trace
 from world import GRANTED, LAST, RING, Stopped, World
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 # Steps without an overflow after which the loss scale doubles, and the first scale: those of PyTorch's GradScaler.
 PATIENCE, FIRST_SCALE = 2000, 2.0**16
 
 
-def arguments() -> argparse.Namespace:
-    data, weights = (os.path.join(HERE, name) for name in ("tokens.safetensors", "weights"))
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", default=data if os.path.exists(data) else None, required=not os.path.exists(data),
-                        help="a text, read byte by byte, or a safetensors file with the tokens of each step")  # fmt: skip
-    parser.add_argument("--weights", default=weights if os.path.exists(weights) else None,
-                        help="folder or file of safetensors in transformers' layout; random weights without")  # fmt: skip
-    parser.add_argument("--steps", type=int, default=10)
+def more(parser: argparse.ArgumentParser) -> None:
+    """The options of this engine."""
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--warmup-steps", type=int, default=0)
     parser.add_argument("--decay", choices=["constant", "linear", "cosine"], default="constant")
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--loss-scale", type=float, default=FIRST_SCALE, help="the first scale of the loss in fp16")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--checkpoint-dir", help="folder for checkpoints")
-    parser.add_argument("--checkpoint-every", type=int, default=100)
-    parser.add_argument("--keep-checkpoints", type=int, default=2)
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint")
     parser.add_argument("--save-weights", help="folder for the weights at the end, as safetensors")
     parser.add_argument("--trace", help="folder for the times of all actions of one step, a file per rank")
     parser.add_argument("--trace-step", type=int, default=None, help="the step to trace; the last one by default")
     parser.add_argument("--cpu", action="store_true", help="use CPU cores for every rank")
-    return parser.parse_args()
 
 
 class Training:
@@ -67,16 +55,23 @@ class Training:
         self.memory = Memory(program, layout, self.world.host, self.world.rank, self.world.device)
         tokens = Tokens(options.data, program.settings["batch"], program.model["vocabulary"], options.seed)
         self.actions = Actions(program, self.world, self.memory, tokens, self.rate, options.weight_decay)
-        self.scale, self.good, self.durations = (options.loss_scale if program.settings["precision"] == "fp16" else 1.0), 0, []
+        self.scale, self.good = (options.loss_scale if program.settings["precision"] == "fp16" else 1.0), 0
+        self.durations: list[float] = []
         self.first = 0
         self.checkpoints = None
         if options.checkpoint_dir:
             self.checkpoints = Checkpoints(options.checkpoint_dir, self.world.rank, self.world.size, program.settings["fingerprint"],
                                            options.keep_checkpoints, self.world.barrier)  # fmt: skip
+        if options.eval_data:
+            raise Fault("this engine has no evaluation: write the weights with --save-weights, and evaluate those")
         if options.resume:
             self.resume()
         else:
+            if self.checkpoints is not None:
+                self.checkpoints.refuse_used()
             self.fill()
+        for text in tokens.warnings(options.steps) if self.world.rank == 0 else ():
+            warn(text)
         self.world.barrier()
 
     def rate(self, step: int) -> float:
@@ -103,7 +98,8 @@ class Training:
             numbers = self.memory.flat(buffer)
             if buffer.content == "optimizer-state":
                 master, mean, square = self.memory.state(buffer)
-                mean.zero_(), square.zero_()
+                mean.zero_()
+                square.zero_()
                 if master is None:
                     continue
                 numbers = master
@@ -129,8 +125,7 @@ class Training:
             self.checkpoints.save(step, self.tensors(), {**numbers, "scale": self.scale, "good": float(self.good)})
 
     def resume(self) -> None:
-        if self.checkpoints is None:
-            raise Fault("--resume needs --checkpoint-dir")
+        assert self.checkpoints is not None
         self.first, numbers = self.checkpoints.load(self.tensors())
         self.actions.steps.counts = {state: int(numbers[f"steps.{state}"]) for state in self.actions.steps.counts}
         self.scale, self.good = numbers["scale"], int(numbers["good"])
@@ -171,13 +166,11 @@ class Training:
         now, undone = time.perf_counter(), sum(board.undone)
         took = 1e3 * (now - self.ended)
         self.durations.append(took)
-        line = {"event": "step", "step": iteration, "loss": board.loss[iteration % RING], "duration-ms": took,
-                "tokens-per-second": batch["sequences"] * batch["seq-len"] / took * 1e3}  # fmt: skip
-        if undone > self.undone:
-            line["steps-undone"] = undone - self.undone
+        rate = batch["sequences"] * batch["seq-len"] / took * 1e3
+        more = {"steps_undone": undone - self.undone} if undone > self.undone else {}
         if board.factor[iteration % RING] == LEFT_OUT:
-            line["left-out"] = True
-        print(json.dumps(line), flush=True)
+            more["left_out"] = True
+        say(event="step", step=iteration, loss=board.loss[iteration % RING], duration_ms=took, tokens_per_second=rate, **more)
         self.ended, self.undone = now, undone
         self.learn_scale(iteration)
         self.engine.scale = self.scale
@@ -214,7 +207,7 @@ def save_weights(training: Training, folder: str) -> None:
 
 
 def main() -> None:
-    options = arguments()
+    options = arguments(__doc__, more)
     training = Training(Program(os.path.join(HERE, "program.json")), options)
     training.run()
     if options.save_weights:
@@ -222,7 +215,7 @@ def main() -> None:
     if options.trace:
         write_trace(training.engine, training.durations, options.trace)
     if training.world.device.type == "cuda":
-        print(json.dumps({"event": "end", "rank": training.world.rank, "peak-bytes": torch.cuda.max_memory_allocated()}), flush=True)
+        say(event="end", rank=training.world.rank, peak_bytes=torch.cuda.max_memory_allocated())
     training.world.barrier()
     dist.destroy_process_group()
 
@@ -238,7 +231,7 @@ def speaks(fault: BaseException) -> bool:
     """Ends all processes; whether this one says why: the first that failed does, and of faults that all have the first process."""
     world = World.current
     if world is None:
-        return int(os.environ.get("RANK", 0)) == 0
+        return int(os.environ.get("RANK", "0")) == 0
     return not isinstance(fault, Stopped) and world.abort()
 
 

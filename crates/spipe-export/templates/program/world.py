@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from memory import Host
+from place import NODES, cores_of_socket, join, place
 from program import Program
 from storage import Fault
 
 OLDEST = (2, 8)
 # Iterations whose numbers are on the board at the same time: no process is as far ahead of another one.
 RING = 4
-NODES = "/sys/devices/system/node"
 # Words of the board that are not of an action.
 ABORTED, STOPPING, GRANTED, LAST = range(4)
 
@@ -52,19 +52,6 @@ class Board:
         return 8 * (8 + 3 * size + 4 * (max(program.actions, default=0) + 1) + 4 * RING + len(program.buffers))
 
 
-def cores_of(node: int) -> set[int]:
-    """The cores of a NUMA node among those that this process may use; none if the machine does not say."""
-    cores: set[int] = set()
-    try:
-        with open(f"{NODES}/node{node}/cpulist") as file:
-            for part in file.read().strip().split(","):
-                first, _, last = part.partition("-")
-                cores |= set(range(int(first), int(last or first) + 1))
-    except (OSError, ValueError):
-        return set()
-    return cores & os.sched_getaffinity(0)
-
-
 class World:
     """This process among the others, its device, and the host memory."""
 
@@ -75,44 +62,20 @@ class World:
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST:
             raise Fault(f"PyTorch {torch.__version__} is too old: these scripts want {OLDEST[0]}.{OLDEST[1]}")
-        self.program, self.rank, self.size = program, int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+        self.program, self.rank, self.size = program, int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         if self.size != len(program.ranks):
             raise Fault(f"the plan has {len(program.ranks)} ranks, {self.size} processes were started: see README.md")
-        if int(os.environ.get("LOCAL_WORLD_SIZE", self.size)) != self.size:
+        if int(os.environ.get("LOCAL_WORLD_SIZE", str(self.size))) != self.size:
             raise Fault("the processes of this plan share the memory of one machine: start all of them on one node")
-        alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        dist.init_process_group("gloo", **alone)
+        join("gloo")
         self.share()
         World.current = self
-        self.device = self.find_device(only_cpu)
-        self.bind()
+        self.device = place(program.settings, only_cpu)
         self.touch()
         self.barrier()
         if self.device.type == "cuda":
             self.host.pin()
         signal.signal(signal.SIGTERM, self.stop)
-
-    def find_device(self, only_cpu: bool) -> torch.device:
-        rank = self.program.ranks[self.rank]
-        if rank["kind"] != "gpu" or only_cpu:
-            return torch.device("cpu")
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if rank["gpu"] >= found:
-            raise Fault(f"rank {self.rank} is `{rank['device']}`, GPU {rank['gpu']} of the machine, and PyTorch finds {found}; --cpu uses cores")
-        device = torch.device("cuda", rank["gpu"])
-        torch.cuda.set_device(device)
-        return device
-
-    def bind(self) -> None:
-        """Runs this process, and what it allocates, on the cores beside its device."""
-        node = self.program.ranks[self.rank]["numa-node"]
-        cores = cores_of(node) if node is not None else set()
-        if cores:
-            os.sched_setaffinity(0, cores)
-        if self.device.type == "cuda":
-            # Processes on one node share its cores; launchers give each one thread.
-            beside = sum(rank["numa-node"] == node for rank in self.program.ranks)
-            torch.set_num_threads(max(len(os.sched_getaffinity(0)) // beside, 1))
 
     def share(self) -> None:
         """Maps one memory into all processes. It has no name, and ends with the last of them."""
@@ -131,15 +94,15 @@ class World:
         self.board.processes[self.rank] = os.getpid()
 
     def touch(self) -> None:
-        """Gives pages to the host memory: each part by a process beside it."""
-        nodes = [rank["numa-node"] for rank in self.program.ranks]
+        """Gives pages to the host memory: each part by a process on its socket, or by the first one."""
+        near = [rank["socket"] for rank in self.program.ranks]
         for index, start in self.host.starts.items():
             memory = self.program.memories[index]
-            node = memory["numa-node"]
-            owner = nodes.index(node) if node in nodes else 0
-            if owner == self.rank and memory["bytes"] > 0:
-                here, there = os.sched_getaffinity(0), cores_of(node) if node is not None else set()
-                os.sched_setaffinity(0, there or here)
+            socket = memory["socket"]
+            if memory["bytes"] and self.rank == (near.index(socket) if socket in near else 0):
+                here = os.sched_getaffinity(0)
+                there = cores_of_socket(socket, self.program.ranks[self.rank]["sockets"], NODES) if socket is not None else set()
+                os.sched_setaffinity(0, there & here or here)
                 self.host.touch(start, memory["bytes"])
                 os.sched_setaffinity(0, here)
 

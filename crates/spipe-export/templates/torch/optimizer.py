@@ -1,27 +1,39 @@
 """AdamW for the stages of one process: on the device of the stage, or on the host with copies in pinned memory.
 
 Where the plan has narrow parameters, or the optimizer on the host, the optimizer keeps its own copy of the parameters
-in f32 (the master), and works layer by layer, so that at most one layer's gradients exist in f32.
+in f32 (the master), and works layer by layer, so that at most one layer's gradients exist in f32. Gradients of several
+microbatches of narrow parameters are summed in f32, and rounded once where they go to the host.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import torch
+from torch import nn
+
+from model import Stage
 
 
 class Part:
     """The trained parameters of one layer with their optimizer."""
 
-    def __init__(self, named, device, options):
+    def __init__(self, named: list[tuple[str, nn.Parameter]], device: torch.device, options: dict[str, Any], sums: bool) -> None:
         self.named = named
         self.parameters = [parameter for _, parameter in named]
         first = self.parameters[0]
         self.is_apart = first.device.type != device.type or first.dtype != torch.float32
         masters = [parameter.detach().to(device, torch.float32) for parameter in self.parameters]
-        self.masters = masters if self.is_apart else self.parameters
-        self.pinned = None
+        self.masters: list[torch.Tensor] = masters if self.is_apart else list(self.parameters)
+        self.pinned: list[torch.Tensor] | None = None
         if first.device.type != device.type:
             self.pinned = [torch.empty_like(parameter, device=device).pin_memory() for parameter in self.parameters]
+        self.sums: dict[nn.Parameter, torch.Tensor] = {}
+        self.is_complete = False
+        if sums and first.dtype != torch.float32:
+            for parameter in self.parameters:
+                self.sums[parameter] = torch.zeros_like(parameter, dtype=torch.float32)
+                parameter.register_post_accumulate_grad_hook(self.add)
         self.adam = torch.optim.AdamW(self.masters, fused=True, **options)
         for master in self.masters:
             # The state exists from the start, so that a checkpoint can be read into it.
@@ -31,59 +43,102 @@ class Part:
                 "exp_avg_sq": torch.zeros_like(master),
             }
 
-    def step(self, rate, factor):
-        """One step with these gradients, multiplied by `factor`, which are dropped."""
+    @torch.no_grad()
+    def add(self, parameter: torch.Tensor) -> None:
+        """Adds the gradient of a microbatch to the sum, if there is one."""
+        if parameter.grad is not None and isinstance(parameter, nn.Parameter) and parameter in self.sums:
+            self.sums[parameter].add_(parameter.grad)
+            parameter.grad = None
+
+    def add_rest(self) -> None:
+        """Adds gradients that PyTorch's split backwards have set without its hooks."""
+        for parameter in self.sums:
+            self.add(parameter)
+
+    @torch.no_grad()
+    def complete(self) -> None:
+        """After the last backward: sums that go to the host become gradients in the type of the parameters."""
+        if self.is_complete:
+            return
+        self.is_complete = True
+        self.add_rest()
+        if self.pinned is not None:
+            for parameter, summed in self.sums.items():
+                parameter.grad = summed.to(parameter.dtype)
+
+    def gradients(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The gradients of a step, by name."""
+        for name, parameter in self.named:
+            gradient = parameter.grad if parameter.grad is not None else self.sums.get(parameter)
+            if gradient is not None:
+                yield name, gradient
+
+    def step(self, rate: float, factor: float) -> None:
+        """One step with these gradients, multiplied by `factor`."""
         if self.is_apart:
-            gradients = self.pinned or [parameter.grad for parameter in self.parameters]
-            for master, gradient in zip(self.masters, gradients):
-                master.grad = gradient.to(torch.float32, copy=True)
+            gradients = self.pinned or [gradient for _, gradient in self.gradients()]
+            for master, gradient in zip(self.masters, gradients, strict=True):
+                master.grad = gradient.to(torch.float32)
         if factor != 1.0:
-            torch._foreach_mul_([master.grad for master in self.masters], factor)
+            torch._foreach_mul_([master.grad for master in self.masters if master.grad is not None], factor)
         self.adam.param_groups[0]["lr"] = rate
         self.adam.step()
         if self.is_apart:
             with torch.no_grad():
-                for master, target in zip(self.masters, self.pinned or self.parameters):
+                for master, target in zip(self.masters, self.pinned or self.parameters, strict=True):
                     target.copy_(master)
                     master.grad = None
 
-    def state(self):
+    def drop_gradients(self) -> None:
+        self.is_complete = False
+        for parameter in self.parameters:
+            parameter.grad = None
+        for summed in self.sums.values():
+            summed.zero_()
+
+    def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint holds, by name."""
         state = {}
-        for (name, _), master in zip(self.named, self.masters):
+        for (name, _), master in zip(self.named, self.masters, strict=True):
             state[f"weights.{name}"] = master.detach()
             state.update({f"{key}.{name}": value for key, value in self.adam.state[master].items()})
         return state
 
     @torch.no_grad()
-    def give(self):
+    def give(self) -> None:
         """Copies the masters to the parameters, after a checkpoint was read."""
         if self.is_apart:
-            for master, parameter in zip(self.masters, self.parameters):
+            for master, parameter in zip(self.masters, self.parameters, strict=True):
                 parameter.copy_(master)
 
 
 class StageOptimizer:
     """The optimizer of one stage. A step on the host runs beside the device until `finish`."""
 
-    def __init__(self, stage, on_host, skipped, options):
+    def __init__(self, stage: Stage, on_host: bool, skipped: set[str], options: dict[str, Any], sums: bool) -> None:
         device = torch.device("cpu") if on_host else stage.device
-        layers = {}
+        layers: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for index, name, parameter in stage.names():
             if parameter.requires_grad and name not in skipped:
                 layers.setdefault(index, []).append((name, parameter))
-        self.parts = [Part(named, device, options) for named in layers.values()]
-        self.copies = stage.device.type != device.type
-        self.stream = torch.cuda.Stream(stage.device) if self.copies else None
-        self.workers = ThreadPoolExecutor(1) if self.copies else None
-        self.running = None
+        self.parts = [Part(named, device, options, sums) for named in layers.values()]
+        self.stream, self.workers = None, None
+        if stage.device.type != device.type:
+            self.stream, self.workers = torch.cuda.Stream(stage.device), ThreadPoolExecutor(1)
+        self.running: Future[None] | None = None
 
-    def gradients(self):
-        return [parameter.grad for part in self.parts for parameter in part.parameters if parameter.grad is not None]
+    def add_rest(self) -> None:
+        for part in self.parts:
+            part.add_rest()
 
-    def start(self, rate, factor=1.0):
+    def complete(self) -> None:
+        for part in self.parts:
+            part.complete()
+
+    def start(self, rate: float, factor: float = 1.0) -> None:
         """Starts the step, once the stage's gradients are complete."""
-        if not self.copies:
+        self.complete()
+        if self.stream is None or self.workers is None:
             for part in self.parts:
                 part.step(rate, factor)
             return
@@ -91,26 +146,26 @@ class StageOptimizer:
         self.stream.wait_stream(torch.cuda.current_stream(self.stream.device))
         with torch.cuda.stream(self.stream), torch.no_grad():
             for part in self.parts:
-                for parameter, pinned in zip(part.parameters, part.pinned):
-                    pinned.copy_(parameter.grad, non_blocking=True)
-                    parameter.grad.record_stream(self.stream)
+                for parameter, pinned in zip(part.parameters, part.pinned or (), strict=True):
+                    if parameter.grad is not None:
+                        pinned.copy_(parameter.grad, non_blocking=True)
+                        parameter.grad.record_stream(self.stream)
                 arrivals.append(self.stream.record_event())
-        self.running = self.workers.submit(self.step_on_host, arrivals, rate, factor)
+        self.running = self.workers.submit(self.step_on_host, self.stream, arrivals, rate, factor)
 
-    def step_on_host(self, arrivals, rate, factor):
-        for part, arrival in zip(self.parts, arrivals):
+    def step_on_host(self, stream: torch.cuda.Stream, arrivals: list[torch.cuda.Event], rate: float, factor: float) -> None:
+        for part, arrival in zip(self.parts, arrivals, strict=True):
             arrival.synchronize()
             part.step(rate, factor)
-            with torch.cuda.stream(self.stream), torch.no_grad():
-                for parameter, pinned in zip(part.parameters, part.pinned):
+            with torch.cuda.stream(stream), torch.no_grad():
+                for parameter, pinned in zip(part.parameters, part.pinned or (), strict=True):
                     parameter.copy_(pinned, non_blocking=True)
 
-    def finish(self):
+    def finish(self) -> None:
         """Waits for a step on the host, and drops the gradients."""
-        if self.running is not None:
+        if self.running is not None and self.stream is not None:
             self.running.result()
             self.running = None
             torch.cuda.current_stream(self.stream.device).wait_stream(self.stream)
         for part in self.parts:
-            for parameter in part.parameters:
-                parameter.grad = None
+            part.drop_gradients()

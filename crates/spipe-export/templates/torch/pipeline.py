@@ -5,16 +5,18 @@ its actions, such as 0F2 (stage 0, forward, microbatch 2), B (backward), I and W
 """
 
 import inspect
-import os
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
+import place
 from model import HEAD, TABLES, Stage, tie
 from storage import Fault
+from tokens import loss_sum
 
 OLDEST = (2, 8)
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -23,31 +25,18 @@ TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class World:
     """This process among the others, and its device."""
 
-    def __init__(self, settings, only_cpu):
+    def __init__(self, settings: dict[str, Any], only_cpu: bool) -> None:
         version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
         if version < OLDEST:
             raise Fault(f"PyTorch {torch.__version__} is too old: pipelines hang on gloo before {OLDEST[0]}.{OLDEST[1]}")
-        self.settings, ranks = settings, settings["ranks"]
-        self.rank, self.size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        if self.size != len(ranks):
-            raise Fault(f"the plan has {len(ranks)} ranks, {self.size} processes were started: see README.md")
-        on_gpu = [rank["kind"] == "gpu" and not only_cpu for rank in ranks]
-        self.is_mixed = any(on_gpu) and not all(on_gpu)
-        if on_gpu[self.rank] and not torch.cuda.is_available():
-            raise Fault(f"rank {self.rank} is `{ranks[self.rank]['device']}` in the plan, but PyTorch finds no GPU; --cpu uses cores")
-        if on_gpu[self.rank]:
-            # The GPUs of one machine are counted over its GPU ranks alone.
-            local = int(os.environ.get("LOCAL_RANK", 0))
-            before = on_gpu[self.rank - local : self.rank].count(True)
-            self.device = torch.device("cuda", before)
-            torch.cuda.set_device(self.device)
-        else:
-            self.device = torch.device("cpu")
-        self.nccl = all(on_gpu)
-        alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
-        dist.init_process_group("cpu:gloo,cuda:nccl" if self.nccl else "gloo", **alone)
+        self.settings = settings
+        self.device = place.place(settings, only_cpu)
+        on_gpu = [rank["kind"] == "gpu" and not only_cpu for rank in settings["ranks"]]
+        self.is_mixed, self.nccl = any(on_gpu) and not all(on_gpu), all(on_gpu)
+        place.join("cpu:gloo,cuda:nccl" if self.nccl else "gloo")
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
 
-    def stages(self):
+    def stages(self) -> dict[int, Stage]:
         """The stages of this process, by their numbers."""
         plan = TYPES[self.settings["precision"]]
         # Cores compute in 32 bits where the plan says so. With GPUs and cores in one pipeline, what goes from stage to
@@ -61,7 +50,7 @@ class World:
         tie(own.values())
         return own
 
-    def tied(self, stages):
+    def tied(self, stages: dict[int, Stage]) -> tuple[set[str], dist.ProcessGroup | None]:
         """Names of tied parameters that are here, and the group of the two processes that hold copies of them."""
         model, all_stages = self.settings["model"], self.settings["stages"]
         pair = sorted({all_stages[0]["rank"], all_stages[-1]["rank"]})
@@ -70,54 +59,62 @@ class World:
         # Both names are one parameter where both ends are in one process; gradients then add up by themselves.
         names = {TABLES[model["family"]], HEAD}
         group = dist.new_group(pair) if len(pair) > 1 else None
+        # A process that is not in the group gets a number in its place.
+        group = group if isinstance(group, dist.ProcessGroup) else None
         here = any(stage.is_first or stage.is_last for stage in stages.values())
         return (names if here else set()), group
 
-    def sum(self, number):
-        """The sum of a number over all processes."""
-        total = torch.tensor(float(number), dtype=torch.float64)
-        dist.all_reduce(total)
-        return total.item()
+
+class Order(Protocol):
+    """The passes of a step over the stages of this process."""
+
+    # The factor of fp16's losses.
+    scale: float
+
+    def step(self, inputs: torch.Tensor | None, targets: torch.Tensor | None, counted: int) -> float | None:
+        """All forwards and backwards; the mean loss over `counted` targets, where the last stage is."""
+
+    def evaluate(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> float:
+        """All forwards; the sum of the losses where the last stage is, and zero elsewhere."""
 
 
 class ObservedStage(PipelineStage):
-    """A stage that says when its last backward of a step is done."""
+    """A stage that says when a backward is done, and when the last one of a step is."""
 
-    on_last_backward = None
+    on_backward: Callable[[int], None] | None = None
+    on_last_backward: Callable[[int], None] | None = None
 
-    def backward_one_chunk(self, *args, last_backward=False, **kwargs):
-        super().backward_one_chunk(*args, last_backward=last_backward, **kwargs)
-        self.observe(last_backward)
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_one_chunk(*args, **kwargs)
+        self.observe(bool(kwargs.get("last_backward")))
 
-    def backward_weight_one_chunk(self, *args, last_backward=False, **kwargs):
-        super().backward_weight_one_chunk(*args, last_backward=last_backward, **kwargs)
-        self.observe(last_backward)
+    def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
+        super().backward_weight_one_chunk(*args, **kwargs)
+        self.observe(bool(kwargs.get("last_backward")))
 
-    def observe(self, last_backward):
+    def observe(self, last_backward: bool) -> None:
+        if self.on_backward is not None:
+            self.on_backward(self.stage_index)
         if last_backward and self.on_last_backward is not None:
             self.on_last_backward(self.stage_index)
-
-
-def cross_entropy(logits, targets):
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets.to(logits.device).flatten())
 
 
 class Pipeline:
     """The stages of this process in PyTorch's runtime."""
 
-    def __init__(self, world, stages, csv):
+    def __init__(self, world: World, stages: dict[int, Stage], csv: str) -> None:
         batch, settings = world.settings["batch"], world.settings
         self.world, self.stages, self.microbatches = world, stages, batch["microbatches"]
-        self.scale, self.boundary = 1.0, next(iter(stages.values())).boundary
-        observed = [self.observed(index, stage, len(settings["stages"])) for index, stage in stages.items()]
+        self.scale, self.counted, self.boundary = 1.0, 1, next(iter(stages.values())).boundary
+        observed = [self.observe(index, stage, len(settings["stages"])) for index, stage in stages.items()]
         self.observed = {stage.stage_index: stage for stage in observed}
         self.schedule = _PipelineScheduleRuntime(observed, self.microbatches, loss_fn=self.loss, scale_grads=False)
         self.schedule._load_csv(csv, format="compute_only")
         # Since PyTorch 2.9 the logits of all microbatches need not be kept until the end of the step.
         keeps = "return_outputs" in inspect.signature(self.schedule.step).parameters
-        self.options = {"return_outputs": False} if keeps else {}
+        self.options: dict[str, Any] = {"return_outputs": False} if keeps else {}
 
-    def observed(self, index, stage, count):
+    def observe(self, index: int, stage: Stage, count: int) -> ObservedStage:
         """The stage with the shapes of its input and output, so that PyTorch need not find them by running it."""
         batch, model = self.world.settings["batch"], self.world.settings["model"]
         device, dtype = self.boundary
@@ -128,35 +125,66 @@ class Pipeline:
         first, last = tokens if stage.is_first else hidden.requires_grad_(), logits if stage.is_last else hidden
         return ObservedStage(stage, index, count, device, input_args=(first,), output_args=(last.requires_grad_(),))
 
-    def loss(self, logits, targets):
-        """The part of one microbatch in the mean over all of them."""
-        return cross_entropy(logits, targets) * (self.scale / self.microbatches)
+    def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The part of one microbatch in the mean over all targets of the step."""
+        return loss_sum(logits, targets) * (self.scale / self.counted)
 
-    def step(self, inputs, targets):
-        """All forwards and backwards of a step; the loss where the last stage is."""
+    def step(self, inputs: torch.Tensor | None, targets: torch.Tensor | None, counted: int) -> float | None:
+        self.counted = counted
         is_first = any(stage.is_first for stage in self.stages.values())
         is_last = any(stage.is_last for stage in self.stages.values())
-        losses = [] if is_last else None
+        losses: list[torch.Tensor] | None = [] if is_last else None
         device = self.boundary[0]
-        arguments = (inputs.to(device),) if is_first else ()
-        targets = targets.to(device) if is_last else None
-        self.schedule.step(*arguments, target=targets, losses=losses, **self.options)
-        return torch.stack(losses).sum().item() / self.scale if is_last else None
+        arguments = (inputs.to(device),) if is_first and inputs is not None else ()
+        wanted = targets.to(device) if is_last and targets is not None else None
+        self.schedule.step(*arguments, target=wanted, losses=losses, **self.options)
+        return torch.stack(losses).sum().item() / self.scale if losses else None
+
+    @torch.no_grad()
+    def evaluate(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> float:
+        """One microbatch after the other through all stages: an order in which no two processes wait for each other."""
+        ranks = [stage["rank"] for stage in self.world.settings["stages"]]
+        batch, (device, dtype) = self.world.settings["batch"], self.boundary
+        shape = (batch["microbatch"], batch["seq-len"], self.world.settings["model"]["hidden"])
+        parts = [None if tensor is None else tensor.to(device).chunk(self.microbatches) for tensor in (inputs, targets)]
+        total, held = 0.0, torch.empty(0)
+        for microbatch in range(self.microbatches):
+            for index, stage in self.stages.items():
+                if stage.is_first and parts[0] is not None:
+                    held = parts[0][microbatch]
+                elif ranks[index - 1] != self.world.rank:
+                    held = torch.empty(shape, device=device, dtype=dtype)
+                    dist.recv(held, ranks[index - 1])
+                held = stage(held)
+                if stage.is_last and parts[1] is not None:
+                    total += loss_sum(held, parts[1][microbatch]).item()
+                elif not stage.is_last and ranks[index + 1] != self.world.rank:
+                    dist.send(held.contiguous(), ranks[index + 1])
+        return total
 
 
 class OneProcess:
     """The same stages one after the other in one process, as a reference."""
 
-    def __init__(self, stages, batch):
+    def __init__(self, stages: dict[int, Stage], batch: dict[str, int]) -> None:
         self.stages, self.microbatches, self.scale = stages, batch["microbatches"], 1.0
-        self.observed = {}
 
-    def step(self, inputs, targets):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage in self.stages.values():
+            x = stage(x)
+        return x
+
+    def step(self, inputs: torch.Tensor | None, targets: torch.Tensor | None, counted: int) -> float | None:
+        assert inputs is not None and targets is not None
         total = 0.0
-        for x, y in zip(inputs.chunk(self.microbatches), targets.chunk(self.microbatches)):
-            for stage in self.stages.values():
-                x = stage(x)
-            loss = cross_entropy(x, y) * (self.scale / self.microbatches)
-            loss.backward()
+        for x, y in zip(inputs.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True):
+            loss = loss_sum(self.forward(x), y) * (self.scale / counted)
+            torch.autograd.backward(loss)
             total += loss.item() / self.scale
         return total
+
+    @torch.no_grad()
+    def evaluate(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> float:
+        assert inputs is not None and targets is not None
+        parts = zip(inputs.chunk(self.microbatches), targets.chunk(self.microbatches), strict=True)
+        return sum(loss_sum(self.forward(x), y).item() for x, y in parts)

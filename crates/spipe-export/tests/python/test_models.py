@@ -154,11 +154,11 @@ class Models(unittest.TestCase):
         with open(counting) as file:
             text = file.read()
         # Forwards of each layer on a rank, counted where they begin: a repeated one ends with the last tensor that is needed.
-        text = text.replace("    times = tracer.times\n", """    times, counts = tracer.times, {}
+        text = text.replace("    last = options.steps - 1", """    counts = {}
     for stage in training.stages.values():
         for index, module in enumerate(stage.layers, start=stage.first):
             module.register_forward_pre_hook(lambda *_, i=index: counts.__setitem__(i, counts.get(i, 0) + 1))
-""").replace("    if options.save_weights:\n", "    say(event='counts', counts=counts)\n    if options.save_weights:\n")
+    last = options.steps - 1""").replace("    if options.save_weights:\n", "    loop.say(event='counts', counts=counts)\n    if options.save_weights:\n")
         with open(counting, "w") as file:
             file.write(text)
         codes, texts = script(folder, 2, ["--steps", "2"])
