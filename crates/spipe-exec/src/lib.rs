@@ -58,7 +58,7 @@ pub use calibrate::{
 pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
 pub use device::{Backend, Binding, DeviceError, Executor, assign_cores, available};
 pub use error::RunError;
-pub use host::{Contention, host_memory};
+pub use host::{Contention, Watch, host_memory};
 pub use optimizer::{
     AdamW, Decay, Exchange, Extent, HalfMut, Numbers, Optimizer, Schedule, StepSettings, TensorState, UndoLog,
 };

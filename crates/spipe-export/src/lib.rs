@@ -27,7 +27,7 @@ mod torch;
 mod weights;
 
 pub use calibration::{
-    CALIBRATION_REQUEST, CALIBRATION_SCRIPT, Calibrated, CopyRates, DeviceRates, LayerRates, MessageRates,
+    BusyCopy, CALIBRATION_REQUEST, CALIBRATION_SCRIPT, Calibrated, CopyRates, DeviceRates, LayerRates, MessageRates,
     PytorchRates, calibration,
 };
 pub use chakra::chakra;
