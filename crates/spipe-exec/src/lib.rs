@@ -69,7 +69,7 @@ pub use persist::{
 };
 pub use reference::{Inferred, Reference, inferred, reference};
 pub use report::{Gradient, MemoryUse, Outputs, Report, Step};
-pub use runtime::{check_weights, run, save_initial_weights, save_weights};
+pub use runtime::{check_plan, check_weights, run, save_initial_weights, save_weights};
 pub use task_error::{NotFinite, TaskError};
 
 #[cfg(test)]

@@ -17,6 +17,7 @@
 mod calibration;
 mod chakra;
 mod deepspeed;
+mod engine;
 mod folder;
 mod fsdp;
 mod network;
@@ -32,6 +33,7 @@ pub use calibration::{
 };
 pub use chakra::chakra;
 pub use deepspeed::deepspeed;
+pub use engine::Engine;
 pub use folder::Folder;
 pub use fsdp::fsdp;
 pub use profiler::{ImportError, Imported, ProfilerFile, import};

@@ -31,15 +31,8 @@ const SCRIPTS: [(&str, &str); 5] = [
 /// The parts that PyTorch cannot express, with the reason and the nearest plan that it can; faults of
 /// `custom`.
 pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
-    refusal::check(plan)?;
-    let (context, placement) = (plan.context(), plan.placement());
-    let network = Network::of(context.model)?;
-    let order = match custom {
-        Some(order) => order.clone(),
-        None => order_of(&context, placement)?,
-    };
     let mut folder = Folder::default();
-    let exported = Exported::new(plan, &order, &mut folder.warnings)?;
+    let (network, exported) = checked(plan, custom, &mut folder.warnings)?;
     let settings = Settings::new(plan, &network, &exported);
     folder.warnings.extend(warnings(plan, &settings));
     folder.add("schedule.csv", exported.order.to_string());
@@ -50,6 +43,26 @@ pub fn torch(plan: &Plan, custom: Option<&Order>) -> Result<Folder, Faults> {
     }
     folder.add("README.md", readme(plan, &settings));
     Ok(folder)
+}
+
+/// Refuses what PyTorch cannot run.
+///
+/// # Errors
+/// The faults of [`torch`].
+pub fn check(plan: &Plan) -> Result<(), Faults> {
+    checked(plan, None, &mut Faults::new()).map(drop)
+}
+
+/// The network and the order of a plan that PyTorch can run.
+fn checked(plan: &Plan, custom: Option<&Order>, warnings: &mut Faults) -> Result<(Network, Exported), Faults> {
+    refusal::check(plan)?;
+    let (context, placement) = (plan.context(), plan.placement());
+    let network = Network::of(context.model)?;
+    let order = match custom {
+        Some(order) => order.clone(),
+        None => order_of(&context, placement)?,
+    };
+    Ok((network, Exported::new(plan, &order, warnings)?))
 }
 
 /// The parts of the plan that run otherwise.
