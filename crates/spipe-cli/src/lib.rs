@@ -18,6 +18,7 @@
 pub mod args;
 mod calibration;
 mod commands;
+mod engines;
 mod executors;
 mod exporting;
 mod failure;

@@ -138,6 +138,9 @@ pub struct DeviceRates {
     pub memory_bytes_per_second: f64,
     /// A copy of a small array: bytes that arrive.
     pub copy_bytes_per_second: f64,
+    /// A copy between buffers of cores while every process computes: bytes that arrive, and its latency.
+    #[serde(default)]
+    pub busy_copy: Option<BusyCopy>,
     /// Copies between the host and a GPU.
     pub copies: Option<CopyRates>,
     /// Fused AdamW.
@@ -154,6 +157,16 @@ pub struct DeviceRates {
     pub messages: Vec<MessageRates>,
     /// The largest spread of any figure.
     pub spread: f64,
+}
+
+/// Copies between buffers of cores, while all processes copy and compute.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct BusyCopy {
+    /// The time of a small one.
+    pub latency_s: f64,
+    /// The rate of large ones.
+    pub bytes_per_second: f64,
 }
 
 /// Rates of copies to a GPU and from it.

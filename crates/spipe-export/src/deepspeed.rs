@@ -9,7 +9,7 @@ use crate::{
 use serde_json::{Map, Value, json};
 use spipe_base::{Diagnostic, Faults, MemoryId};
 use spipe_model::Precision;
-use spipe_plan::{OrderKind, Plan, Update, Weights, keeps_parameters_on_drives, keeps_state_on_drives};
+use spipe_plan::{OrderKind, Plan, Update, Weights, keeps_parameters_on_drives, keeps_state_on_drives, uses_drives};
 use std::collections::BTreeSet;
 
 const SCRIPTS: [(&str, &str); 1] = [("train.py", include_str!("../templates/deepspeed/train.py"))];
@@ -62,22 +62,8 @@ impl Zero {
 /// that it can.
 pub fn deepspeed(plan: &Plan, nvme: Option<&str>, beside: Beside) -> Result<Folder, Faults> {
     let name = plan.placement().name();
-    let mut faults = check_training(plan, "DeepSpeed");
-    let zero = Zero::of(plan).map_err(|fault| faults.push(fault));
-    check_drives(plan, nvme.is_some(), &mut faults);
-    let streams = zero == Ok(Zero::Three { streams: true });
-    if nvme.is_some() && !streams && !keeps_state_on_drives(plan.placement()) {
-        faults.push(
-            Diagnostic::error(format!("`{name}` keeps nothing on a drive")).hint(
-                "leave `option nvme` out, or plan with `option system zero-infinity` and `option state-on DRIVE`",
-            ),
-        );
-    }
-    let zero = match zero {
-        Ok(zero) => faults.or(zero)?,
-        Err(()) => return Err(faults),
-    };
-    let settings = Sharded::new(plan, &Network::of(plan.context().model)?);
+    let (zero, network) = checked(plan, nvme.is_some())?;
+    let settings = Sharded::new(plan, &network);
     let mut folder = Folder::default();
     let config = serde_json::to_string_pretty(&config(plan, (zero, &settings), nvme))
         .map_err(|error| Diagnostic::error(error.to_string()))?;
@@ -98,6 +84,35 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>, beside: Beside) -> Result<Fold
     ];
     folder.add("README.md", filled(include_str!("../templates/deepspeed/README.md"), &values));
     Ok(folder)
+}
+
+/// Refuses what DeepSpeed cannot run; a drive of the plan counts as mounted.
+///
+/// # Errors
+/// The faults of [`deepspeed`].
+pub fn check(plan: &Plan) -> Result<(), Faults> {
+    checked(plan, uses_drives(&plan.context(), plan.placement())).map(drop)
+}
+
+/// The stage of ZeRO and the network of a plan that DeepSpeed can run.
+fn checked(plan: &Plan, mounted: bool) -> Result<(Zero, Network), Faults> {
+    let name = plan.placement().name();
+    let mut faults = check_training(plan, "DeepSpeed");
+    let zero = Zero::of(plan).map_err(|fault| faults.push(fault));
+    check_drives(plan, mounted, &mut faults);
+    let streams = zero == Ok(Zero::Three { streams: true });
+    if mounted && !streams && !keeps_state_on_drives(plan.placement()) {
+        faults.push(
+            Diagnostic::error(format!("`{name}` keeps nothing on a drive")).hint(
+                "leave `option nvme` out, or plan with `option system zero-infinity` and `option state-on DRIVE`",
+            ),
+        );
+    }
+    let zero = match zero {
+        Ok(zero) => faults.or(zero)?,
+        Err(()) => return Err(faults),
+    };
+    Ok((zero, Network::of(plan.context().model)?))
 }
 
 /// Refuses drives that DeepSpeed does not have: its ZeRO-3 keeps the states of all groups on one drive

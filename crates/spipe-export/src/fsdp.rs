@@ -17,21 +17,7 @@ const SCRIPTS: [(&str, &str); 1] = [("train.py", include_str!("../templates/fsdp
 /// # Errors
 /// Plans of other systems, and what FSDP2 cannot express, with the nearest plan that it can.
 pub fn fsdp(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
-    let placement = plan.placement();
-    let mut faults = check_training(plan, "FSDP");
-    if !placement.shards_parameters() {
-        let message = format!("this plan of `{}` shards no parameters over devices", placement.name());
-        faults.push(Diagnostic::error(message).hint("use `command export torch`, or plan with `option system fsdp`"));
-    }
-    if uses_drives(&plan.context(), placement) {
-        let message = "the plan keeps something on a drive, and FSDP2 keeps everything in memory";
-        faults.push(
-            Diagnostic::error(message)
-                .hint("use `command export deepspeed`, or plan without `option state-on` and `option parameters-on`"),
-        );
-    }
-    faults.or(())?;
-    let settings = Sharded::new(plan, &Network::of(plan.context().model)?);
+    let settings = Sharded::new(plan, &checked(plan)?);
     let mut folder = Folder::default();
     folder.add("plan.json", settings.to_json()?);
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
@@ -50,4 +36,31 @@ pub fn fsdp(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     ];
     folder.add("README.md", filled(include_str!("../templates/fsdp/README.md"), &values));
     Ok(folder)
+}
+
+/// Refuses what FSDP2 cannot run.
+///
+/// # Errors
+/// The faults of [`fsdp`].
+pub fn check(plan: &Plan) -> Result<(), Faults> {
+    checked(plan).map(drop)
+}
+
+/// The network of a plan that FSDP2 can run.
+fn checked(plan: &Plan) -> Result<Network, Faults> {
+    let placement = plan.placement();
+    let mut faults = check_training(plan, "FSDP");
+    if !placement.shards_parameters() {
+        let message = format!("this plan of `{}` shards no parameters over devices", placement.name());
+        faults.push(Diagnostic::error(message).hint("use `command export torch`, or plan with `option system fsdp`"));
+    }
+    if uses_drives(&plan.context(), placement) {
+        let message = "the plan keeps something on a drive, and FSDP2 keeps everything in memory";
+        faults.push(
+            Diagnostic::error(message)
+                .hint("use `command export deepspeed`, or plan without `option state-on` and `option parameters-on`"),
+        );
+    }
+    faults.or(())?;
+    Ok(Network::of(plan.context().model)?)
 }

@@ -17,6 +17,7 @@
 mod calibration;
 mod chakra;
 mod deepspeed;
+mod engine;
 mod folder;
 mod fsdp;
 mod launch;
@@ -30,11 +31,12 @@ mod torch;
 mod weights;
 
 pub use calibration::{
-    CALIBRATION_REQUEST, CALIBRATION_SCRIPT, Calibrated, CopyRates, DeviceRates, LayerRates, MessageRates,
+    BusyCopy, CALIBRATION_REQUEST, CALIBRATION_SCRIPT, Calibrated, CopyRates, DeviceRates, LayerRates, MessageRates,
     PytorchRates, calibration,
 };
 pub use chakra::chakra;
 pub use deepspeed::deepspeed;
+pub use engine::Engine;
 pub use folder::Folder;
 pub use fsdp::fsdp;
 pub use launch::Beside;

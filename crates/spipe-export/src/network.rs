@@ -1,8 +1,9 @@
 //! The networks that the exported scripts can build.
 
 use serde::Serialize;
+use serde_json::{Value, json};
 use spipe_base::Diagnostic;
-use spipe_model::{Architecture, Block, Mlp, Model, Norm, Positions, QkNorm, Transformer};
+use spipe_model::{Architecture, Block, Mlp, Model, Norm, Positions, QkNorm, RotaryScaling, Transformer};
 
 /// The sizes of a decoder, as `model.py` reads them.
 #[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
@@ -19,6 +20,7 @@ pub struct Network {
     intermediate: u64,
     norm_epsilon: f64,
     rotary_base: Option<f64>,
+    rotary_scaling: Option<Value>,
     places: Option<u64>,
     mlp: Mlp,
     qkv_bias: bool,
@@ -52,10 +54,10 @@ impl Network {
         };
         let block = &transformer.block;
         let family = family(transformer).map_err(refuse)?;
-        let (rotary_base, places) = match block.positions {
-            Positions::Rotary { base, .. } => (Some(base), None),
-            Positions::Learned { places } => (None, Some(places)),
-            Positions::Alibi | Positions::None => (None, None),
+        let (rotary_base, rotary_scaling, places) = match block.positions {
+            Positions::Rotary { base, scaling, .. } => (Some(base), scaling.map(scaling_table), None),
+            Positions::Learned { places } => (None, None, Some(places)),
+            Positions::Alibi | Positions::None => (None, None, None),
         };
         Ok(Self {
             family,
@@ -69,6 +71,7 @@ impl Network {
             intermediate: block.intermediate,
             norm_epsilon: block.norm_epsilon,
             rotary_base,
+            rotary_scaling,
             places,
             mlp: block.mlp,
             qkv_bias: block.qkv_bias,
@@ -82,11 +85,44 @@ impl Network {
     }
 }
 
+/// The scaling of rotary positions, as `model.py` reads it.
+fn scaling_table(scaling: RotaryScaling) -> Value {
+    let name = scaling.name();
+    match scaling {
+        RotaryScaling::Linear { factor } => json!({ "type": name, "factor": factor }),
+        RotaryScaling::Dynamic { factor, original } => {
+            json!({ "type": name, "factor": factor, "original-places": original })
+        }
+        RotaryScaling::Yarn(yarn) => json!({
+            "type": name,
+            "factor": yarn.factor,
+            "original-places": yarn.original,
+            "beta-fast": yarn.beta_fast,
+            "beta-slow": yarn.beta_slow,
+            "attention-factor": yarn.attention_factor(),
+            "truncate": yarn.truncate,
+        }),
+        RotaryScaling::Llama3 { factor, original, low, high } => json!({
+            "type": name,
+            "factor": factor,
+            "original-places": original,
+            "low-frequency-factor": low,
+            "high-frequency-factor": high,
+        }),
+        RotaryScaling::Longrope => json!({ "type": name }),
+    }
+}
+
 /// The family of scripts that builds the model, or the property that none of them has.
 fn family(transformer: &Transformer) -> Result<&'static str, &'static str> {
     let block: &Block = &transformer.block;
     if let Some(peculiarity) = transformer.peculiarity() {
         return Err(peculiarity);
+    }
+    if let Positions::Rotary { scaling, .. } = block.positions
+        && let Some(refusal) = scaling.and_then(RotaryScaling::refusal)
+    {
+        return Err(refusal);
     }
     match (block.norm, block.mlp, block.positions) {
         (Norm::RmsNorm, Mlp::Swiglu, Positions::Rotary { fraction, .. }) if fraction < 1.0 => {

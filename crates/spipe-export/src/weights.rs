@@ -1,7 +1,7 @@
 //! Weights and tokens beside an exported script.
 
 use spipe_base::Diagnostic;
-use spipe_model::{Architecture, Model, Positions, QkNorm};
+use spipe_model::{Architecture, Model, Positions, QkNorm, RotaryScaling};
 
 /// The fields in which the configuration of a weights folder differs from the plan's model, each
 /// with both values.
@@ -49,6 +49,14 @@ pub fn different_fields(plan: &Model, folder: &Model) -> Vec<String> {
             .filter(|(_, here, there)| here != there)
             .map(|(field, here, there)| format!("`{field}` is {there}, the plan's model has {here}")),
     );
+    let (scaling, other_scaling) = (scaling(block.positions), scaling(other.positions));
+    if scaling != other_scaling {
+        let name = |scaling: Option<RotaryScaling>| scaling.map_or("none", RotaryScaling::name);
+        fields.push(match (name(scaling), name(other_scaling)) {
+            (here, there) if here == there => format!("`rope_scaling` is `{there}` with other parameters"),
+            (here, there) => format!("`rope_scaling` is `{there}`, the plan's model has `{here}`"),
+        });
+    }
     if (block.norm, block.mlp) != (other.norm, other.mlp) {
         fields.push(format!("its blocks are {:?} with {:?}", other.norm, other.mlp));
     }
@@ -61,6 +69,14 @@ const fn positions(positions: Positions) -> (f64, u64) {
         Positions::Rotary { base, .. } => (base, 0),
         Positions::Learned { places } => (0.0, places),
         Positions::Alibi | Positions::None => (0.0, 0),
+    }
+}
+
+/// The scaling of rotary positions.
+const fn scaling(positions: Positions) -> Option<RotaryScaling> {
+    match positions {
+        Positions::Rotary { scaling, .. } => scaling,
+        _ => None,
     }
 }
 
@@ -115,5 +131,12 @@ mod tests {
         let found = different_fields(&here, &there);
         assert!(found.contains(&"`hidden_size` is 128, the plan's model has 64".to_owned()), "{found:?}");
         assert!(found.contains(&"`rope_theta` is 500000, the plan's model has 10000".to_owned()), "{found:?}");
+        let scaled = |factor: u32| {
+            of(&format!(r#"{{"model_type": "llama", "rope_scaling": {{"type": "linear", "factor": {factor}}}}}"#))
+        };
+        let plain = of(r#"{"model_type": "llama"}"#);
+        let found = different_fields(&plain, &scaled(2));
+        assert_eq!(found, ["`rope_scaling` is `linear`, the plan's model has `none`"]);
+        assert_eq!(different_fields(&scaled(4), &scaled(2)), ["`rope_scaling` is `linear` with other parameters"]);
     }
 }

@@ -89,7 +89,36 @@ fn spans_begin_with_their_first_operation_and_gaps_have_causes() {
     ];
     assert_eq!(causes, wanted);
     assert_eq!(trace.memories[0].peak.get(), 4096);
+    assert!(trace.notes.iter().any(|note| note.contains("memories are those of the step alone")), "{:?}", trace.notes);
+    // The first step warms up.
+    assert_eq!(trace.iteration_without_profiler.unwrap().as_ns(), 8_500_000);
     assert!(spipe_trace::from_json(&spipe_trace::to_json(trace)).is_ok());
+}
+
+#[test]
+fn memory_is_that_of_the_whole_process() {
+    let change = |ts: f64, place: i32, total: i64, by: i64| {
+        json!({ "ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 7, "tid": 1, "ts": ts,
+                "args": { "Device Id": place, "Total Allocated": total, "Bytes": by } })
+    };
+    let tracks = |events: &[Value]| {
+        let mut document: Value = serde_json::from_str(&file(0, 0.0, &[first(), events.to_vec()].concat())).unwrap();
+        document["spipe"]["held-bytes"] = json!({ "host": 1_000_000, "device": 7_000 });
+        let text = document.to_string();
+        let trace = import(&[ProfilerFile { name: "a", text: &text }]).unwrap().trace;
+        assert!(!trace.notes.iter().any(|note| note.contains("step alone")), "{:?}", trace.notes);
+        let bytes = |memory: &spipe_trace::MemoryTrack| {
+            (memory.name.clone(), memory.samples.iter().map(|sample| sample.bytes.get()).collect::<Vec<_>>())
+        };
+        trace.memories.iter().map(bytes).collect::<Vec<_>>()
+    };
+    // On cores the profiler counts from its own beginning, at 0 bytes here; the first change is of `first`.
+    let found = tracks(&[change(300.0, -1, 6_096, 2_000), change(400.0, -1, -94, -6_190)]);
+    assert_eq!(found, [("gpu0".to_owned(), vec![1_000_000, 1_004_096, 1_006_096, 999_906])]);
+    // A GPU's allocator counts everything; its process also holds memory on the host.
+    let found = tracks(&[change(250.0, 0, 9_000, 2_000), change(300.0, 0, 8_000, -1_000)]);
+    let host = ("gpu0-host".to_owned(), vec![1_000_000, 1_004_096]);
+    assert_eq!(found, [host, ("gpu0".to_owned(), vec![7_000, 9_000, 8_000])]);
 }
 
 #[test]

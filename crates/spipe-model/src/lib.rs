@@ -44,6 +44,7 @@ pub use architecture::{
 };
 pub use block::{
     Block, Experts, Latent, Linear, Mlp, Modulation, Norm, NormPlaces, Operation, Operations, Positions, QkNorm,
+    RotaryFrequencies, RotaryScaling, Yarn,
 };
 pub use layer::{
     Contrast, Embedding, EncoderEnd, EncoderHead, Head, Layer, LayerKind, PatchEmbedding, ProfiledLayer, ProfiledTime,

@@ -110,3 +110,52 @@ fn pipelines_have_parts() {
     assert!(components("x", "[").is_err());
     assert!(refused(text).contains("pipeline of several models"));
 }
+
+#[test]
+fn scalings_of_rotary_positions_are_read_or_refused_by_name() {
+    let config = |scaling: &str| {
+        format!(
+            "{{\"model_type\": \"llama\", {LLAMA}, \"max_position_embeddings\": 4096,\n \"rope_scaling\": {{{scaling}}}}}"
+        )
+    };
+    let imported = read(&config(
+        "\"rope_type\": \"llama3\", \"factor\": 8.0, \"low_freq_factor\": 1.0, \"high_freq_factor\": 4.0, \
+         \"original_max_position_embeddings\": 512",
+    ));
+    assert!(imported.warnings.is_empty(), "{}", imported.warnings);
+    let text = imported.model.to_toml();
+    for line in ["[rotary-scaling]", "type = \"llama3\"", "original-places = 512", "high-frequency-factor = 4.0"] {
+        assert!(text.lines().any(|found| found == line), "{text}");
+    }
+    for plain in ["\"type\": \"default\"", "\"type\": \"mrope\", \"mrope_section\": [16, 24, 24]"] {
+        let model = read(&config(plain)).model;
+        assert!(!model.to_toml().contains("rotary-scaling"), "{plain}");
+    }
+    let said = read(&config("\"type\": \"su\", \"short_factor\": [1.0], \"long_factor\": [2.0]")).warnings.to_string();
+    assert!(said.contains("the scaling `longrope` of rotary positions is planned, but neither executed nor"), "{said}");
+    assert_eq!(
+        refused(&config("\"rope_type\": \"ntk\", \"factor\": 2.0")),
+        "error: the scaling `ntk` of rotary positions is unknown\n  --> config.json:2:19\n\
+         hint: known: default, linear, dynamic, yarn, llama3, longrope"
+    );
+    let said = refused(&config("\"rope_type\": \"yarn\", \"factor\": -2.0"));
+    assert!(said.contains("`factor` is -2, not a positive number\n  --> config.json:2:"), "{said}");
+    let said = refused(&config("\"rope_type\": \"linear\""));
+    assert!(said.contains("the scaling `linear` of rotary positions needs `factor`"), "{said}");
+}
+
+#[test]
+fn blocks_with_a_sliding_window_that_rotate_otherwise_are_warned_of() {
+    let gemma = |rope: &str| {
+        format!("{{\"model_type\": \"gemma3_text\", {LLAMA}, \"num_key_value_heads\": 4, \"head_dim\": 16, {rope}}}")
+    };
+    let said = read(&gemma("\"rope_theta\": 1e6, \"rope_local_base_freq\": 1e4")).warnings.to_string();
+    assert!(said.contains("blocks with a sliding window rotate with the base 1000000, not 10000"), "{said}");
+    let tables = "\"rope_parameters\": {\"full_attention\": {\"rope_type\": \"linear\", \"factor\": 8.0, \"rope_theta\": 2e6},\n\
+                  \"sliding_attention\": {\"rope_type\": \"default\", \"rope_theta\": 1e4}}";
+    let imported = read(&gemma(tables));
+    let said = imported.warnings.to_string();
+    assert!(said.contains("rotate with the base 2000000, not 10000"), "{said}");
+    let text = imported.model.to_toml();
+    assert!(text.contains("rotary-base = 2000000.0") && text.contains("factor = 8.0"), "{text}");
+}

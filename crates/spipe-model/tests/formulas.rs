@@ -26,7 +26,7 @@ fn llama_block() -> Block {
         intermediate: 14_336,
         norm: Norm::RmsNorm,
         mlp: Mlp::Swiglu,
-        positions: Positions::Rotary { base: 500_000.0, fraction: 1.0 },
+        positions: Positions::Rotary { base: 500_000.0, fraction: 1.0, scaling: None },
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,

@@ -228,3 +228,32 @@ fn the_schema_knows_every_kind() {
         assert!(text.contains(word), "{word}");
     }
 }
+
+#[test]
+fn scalings_of_rotary_positions() {
+    let start = "format-version = 1\nkind = \"transformer\"\nname = \"x\"\nvocabulary = 100\nseq-len = 128\nhidden = 64\n\
+                 layers = 2\nheads = 4\nintermediate = 96\n";
+    let table = |rest: &str| format!("{start}[rotary-scaling]\n{rest}");
+    assert_eq!(
+        faults(&table("type = \"lama3\"\nfactor = \"8\"\n")),
+        "error: `factor` is a TOML string, not a number\n  --> m.toml:12:10\n\
+         error: `type` cannot be `lama3`\n  --> m.toml:11:8\nhint: did you mean `llama3`"
+    );
+    assert_eq!(
+        faults(&table("type = \"linear\"\nbeta-fast = 2\n")),
+        "error: the scaling `linear` of rotary positions needs `factor`\n  --> m.toml:11:8\n\
+         error: `beta-fast` has no effect with the scaling `linear`\n  --> m.toml:12:13"
+    );
+    assert_eq!(
+        faults(&table(
+            "type = \"llama3\"\nfactor = 0\noriginal-places = 0\nlow-frequency-factor = 4\nhigh-frequency-factor = 1\n"
+        )),
+        "error: `original-places` is zero\n  --> m.toml:13:19\n\
+         error: `factor` is 0, not a positive number\n  --> m.toml:12:10\n\
+         error: `high-frequency-factor` is 1, not above `low-frequency-factor` = 4\n  --> m.toml:15:25"
+    );
+    assert_eq!(
+        faults(&format!("{start}positions = \"none\"\n[rotary-scaling]\ntype = \"linear\"\nfactor = 2\n")),
+        "error: `rotary-scaling` has no effect unless `positions` is `rotary`\n  --> m.toml:11:1"
+    );
+}

@@ -33,7 +33,11 @@ fn sizes() -> impl Strategy<Value = Block> {
                 norm,
                 norms,
                 mlp: if flags[1] { Mlp::Swiglu } else { Mlp::Gelu },
-                positions: if flags[2] { Positions::Alibi } else { Positions::Rotary { base: 1e4, fraction: 1.0 } },
+                positions: if flags[2] {
+                    Positions::Alibi
+                } else {
+                    Positions::Rotary { base: 1e4, fraction: 1.0, scaling: None }
+                },
                 qkv_bias: flags[3],
                 output_bias: flags[3],
                 mlp_bias: flags[4],
@@ -204,6 +208,31 @@ proptest! {
         let config = format!("{{\"model_type\": \"{model_type}\", \"{key}\": {value}}}");
         match Model::from_hugging_face("config.json", &config) {
             Ok(imported) => {
+                prop_assert_eq!(Model::from_toml("config.toml", &imported.model.to_toml()), Ok(imported.model));
+            }
+            Err(faults) => prop_assert!(faults.iter().all(|fault| fault.position.is_some()), "{faults}"),
+        }
+    }
+
+    /// A config with any scaling of its positions is read or refused with a place, and its file is read as the same model.
+    #[test]
+    fn a_scaling_round_trips(
+        kind in prop::sample::select(vec!["linear", "dynamic", "yarn", "llama3", "longrope", "default", "none"]),
+        keys in proptest::collection::btree_map(
+            prop::sample::select(vec![
+                "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "beta_fast", "beta_slow",
+                "attention_factor", "mscale", "mscale_all_dim", "truncate",
+            ]),
+            prop_oneof![4 => (1_u32..5000).prop_map(|n| n.to_string()), 2 => Just("1.5".into()), 1 => json_value()],
+            0..10,
+        ),
+        table in prop::sample::select(vec!["rope_scaling", "rope_parameters"]),
+    ) {
+        let keys: String = keys.iter().map(|(key, value)| format!(", \"{key}\": {value}")).collect();
+        let config = format!("{{\"model_type\": \"llama\", \"{table}\": {{\"rope_type\": \"{kind}\"{keys}}}}}");
+        match Model::from_hugging_face("config.json", &config) {
+            Ok(imported) => {
+                prop_assert!(kind != "none");
                 prop_assert_eq!(Model::from_toml("config.toml", &imported.model.to_toml()), Ok(imported.model));
             }
             Err(faults) => prop_assert!(faults.iter().all(|fault| fault.position.is_some()), "{faults}"),

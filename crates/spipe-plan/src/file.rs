@@ -1,8 +1,8 @@
 //! Plan files: JSON that contains the plan with its model and machine.
 
 use crate::{
-    ExpectedError, Gain, GradientsLeave, Incumbent, Knob, Layout, MemoryParts, MeshFile, Offload, OrderKind, Outcome,
-    OutcomeStatus, Placement, Plan, SearchRecord, StageFile, System, Update,
+    EngineCommand, ExpectedError, Gain, GradientsLeave, Incumbent, Knob, Layout, MemoryParts, MeshFile, Offload,
+    OrderKind, Outcome, OutcomeStatus, Placement, Plan, SearchRecord, StageFile, System, Update,
 };
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Position, StageId};
@@ -114,6 +114,9 @@ pub struct PlanFile {
     /// By memory, the iteration time of a plan with that capacity.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub least_iteration_ms: BTreeMap<String, Option<f64>>,
+    /// The engines that run the plan, as `plan --format json` has them. For information only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engines: Option<Vec<EngineCommand>>,
     /// The devices that compute or run an optimizer step. For information only: they follow from the
     /// stages.
     #[serde(default)]
@@ -232,6 +235,7 @@ impl Plan {
             least_bytes: search.least_bytes,
             least_bytes_found: search.least_bytes_found,
             least_iteration_ms: search.least_iteration_ms,
+            engines: search.engines,
             devices: self.devices().into_iter().map(name).collect(),
             idle_devices: self.idle_devices().into_iter().map(name).collect(),
             layout: Layout::of(&self.context(), &self.placement).map(|layout| layout.to_string()),

@@ -55,7 +55,9 @@ pub use knob::Knob;
 pub use layout::{Layout, LayoutPart};
 pub use mesh::{FEWEST_RESIDENT, Mesh, MeshFile, Sharding, Team};
 pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Placement};
-pub use plan::{ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord};
+pub use plan::{
+    EngineCommand, ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord,
+};
 pub use preset::Preset;
 pub use remarks::{
     Executed, beyond_execution, beyond_export, beyond_plain_training, contrast_remark, estimate_remark,

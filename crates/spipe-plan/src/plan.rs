@@ -94,6 +94,21 @@ pub struct SearchRecord {
     pub least_bytes_found: BTreeMap<String, Bytes>,
     /// By memory, the iteration of a plan with that capacity.
     pub least_iteration_ms: BTreeMap<String, Option<f64>>,
+    /// The engines that run the plan; none if it was not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engines: Option<Vec<EngineCommand>>,
+}
+
+/// An engine that runs a plan.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct EngineCommand {
+    /// The engine: `run` for this program's own executor, `torch`, `fsdp` or `deepspeed` for exports.
+    pub engine: String,
+    /// The command that runs or exports the plan; words in capitals are to be filled in.
+    pub command: String,
+    /// Whether the engine has run plans on a GPU.
+    pub tested_on_gpu: bool,
 }
 
 /// A plan that was faster than all before it.

@@ -53,7 +53,8 @@ fn a_search_tells_its_course_and_is_repeated() {
     assert!(calls.load(Ordering::Relaxed) > 1 && best.lock().unwrap().unwrap() <= found.solution.simulated);
     let again = search(&Request { watch: Some(Arc::new(Watch::start(None))), threads: 2, ..request() }).unwrap();
     assert_eq!(found.solution.placement, again.solution.placement, "the number of threads changes no plan");
-    let recorded = questions::recorded(&found, &watch, &questions::least(&request(), &found, watch.elapsed()));
+    let recorded =
+        questions::recorded(&found, &watch, (&questions::least(&request(), &found, watch.elapsed()), Vec::new()));
     assert!(!recorded.outcome().unwrap().search.incumbents.is_empty());
 }
 

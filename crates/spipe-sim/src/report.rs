@@ -68,6 +68,7 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
         arrows,
         idle,
         memories,
+        iteration_without_profiler: None,
         explanation: None,
     };
     Simulation { trace, steady, actions: engine.simulated, parts }

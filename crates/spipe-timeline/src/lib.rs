@@ -29,7 +29,7 @@
 //! #     notes: vec![], status: Status::Ok, iteration: SimTime::ms(20), iterations: vec![],
 //! #     tokens: None, lanes: vec![Lane { name, device, role: LaneRole::Compute }],
 //! #     spans: vec![span(0, 10, 0), span(10, 20, 1)],
-//! #     arrows: vec![], idle: vec![], memories: vec![], explanation: None };
+//! #     arrows: vec![], idle: vec![], memories: vec![], explanation: None, iteration_without_profiler: None };
 //! let picture = spipe_timeline::Picture { trace: &trace, second: None, title: None };
 //! let text = spipe_timeline::text(&picture, 60);
 //! assert!(text.contains("F0fff"), "a forward of microbatch 0");

@@ -205,6 +205,7 @@ pub(crate) mod tests {
             arrows: vec![],
             idle,
             memories: vec![],
+            iteration_without_profiler: None,
             explanation: None,
         }
     }

@@ -108,6 +108,7 @@ mod tests {
                 cause: IdleCause::Activation,
             }],
             memories: Vec::new(),
+            iteration_without_profiler: None,
             explanation: None,
         };
         let explained = explanation_of(&trace);

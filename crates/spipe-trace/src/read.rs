@@ -139,6 +139,7 @@ mod tests {
             arrows: Vec::new(),
             idle: vec![idle],
             memories: Vec::new(),
+            iteration_without_profiler: None,
             explanation: None,
         };
         from_json(&to_json(&trace)).err().map(|error| error.to_string())

@@ -31,6 +31,9 @@ pub struct Trace {
     /// The steady-state period: from the start of one iteration to the start of the next.
     #[serde(rename = "iteration-ns")]
     pub iteration: SimTime,
+    /// The median duration of iterations without a profiler, if one slowed down that of the spans.
+    #[serde(rename = "iteration-without-profiler-ns", default, skip_serializing_if = "Option::is_none")]
+    pub iteration_without_profiler: Option<SimTime>,
     /// The durations of all iterations that ran, in order; the spans are those of one of them.
     #[serde(rename = "iterations-ns")]
     pub iterations: Vec<SimTime>,

@@ -28,6 +28,9 @@ pub struct Planned {
     pub head_room_bytes: BTreeMap<String, u64>,
     /// The peak bytes of each memory.
     pub peak_bytes: BTreeMap<String, u64>,
+    /// The engines that run the plan; none if it was not asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub engines: Option<Vec<String>>,
 }
 
 /// The answer for one training on one machine.

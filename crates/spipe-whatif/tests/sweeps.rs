@@ -47,6 +47,7 @@ impl Judge for Formula {
             core_share: 1.0 - reached,
             head_room_bytes: BTreeMap::new(),
             peak_bytes: BTreeMap::new(),
+            engines: None,
         }))
     }
 

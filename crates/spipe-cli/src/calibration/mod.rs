@@ -5,7 +5,9 @@ pub mod pytorch;
 use crate::{Failure, output};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use spipe_base::{Bytes, BytesPerSecond, Diagnostic, Seconds, readable::percent};
-use spipe_exec::{Calibration, CalibrationRequest, Executor, Unmeasured, calibrate, host_memory, measured_machine};
+use spipe_exec::{
+    Calibration, CalibrationRequest, Contention, Executor, Unmeasured, calibrate, host_memory, measured_machine,
+};
 use spipe_hardware::{Hardware, HardwareFile, MeasuredFile};
 use spipe_model::{Batch, Model};
 use std::{io::IsTerminal, time::Duration};
@@ -65,7 +67,15 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
             "warning: emulated links carry {link}, because copies reach no more than {slowest} here"
         ));
     }
-    Ok((machine_file(request, &calibration, (link, Seconds::us(LATENCY_US)))?, calibration))
+    let mut file = machine_file(request, &calibration, (link, Seconds::us(LATENCY_US)))?;
+    file.description = file.description.map(|text| described(&text, calibration.contention));
+    Ok((file, calibration))
+}
+
+/// A description of a profile, with the share of the CPU that others had.
+fn described(text: &str, contention: Option<Contention>) -> String {
+    let note = contention.and_then(|contention| contention.note());
+    note.map_or_else(|| text.to_owned(), |note| format!("{text} While measuring, {note}."))
 }
 
 /// A profile of measured devices, whose last one is the socket. Accelerators without measured copies

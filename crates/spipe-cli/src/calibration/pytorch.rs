@@ -1,11 +1,11 @@
 //! Calibration under PyTorch: a script measures, and its answer becomes a profile.
 
-use super::{Request, machine_file};
+use super::{Request, described, machine_file};
 use crate::{Failure, output};
 use spipe_base::{Bytes, BytesPerSecond, DataType, Diagnostic, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
-use spipe_exec::{Calibration, Copies, Executor, Measured, MeasuredLayer};
+use spipe_exec::{Calibration, Copies, Executor, Measured, MeasuredLayer, Watch};
 use spipe_export::{
-    CALIBRATION_REQUEST, CALIBRATION_SCRIPT, Calibrated, DeviceRates, LayerRates, PytorchRates, calibration,
+    BusyCopy, CALIBRATION_REQUEST, CALIBRATION_SCRIPT, Calibrated, DeviceRates, LayerRates, PytorchRates, calibration,
 };
 use spipe_hardware::{AttentionFile, EfficiencyFile, GpuFile, HardwareFile, LinkFile, Runtime};
 use std::{
@@ -35,7 +35,9 @@ pub struct PytorchMachine {
 
 /// Measures the devices with the PyTorch of `python`.
 pub fn measure(request: &Request<'_>, devices: &[String], python: &str) -> Result<PytorchMachine, Failure> {
+    let watch = Watch::start();
     let rates = rates(request, devices, python)?;
+    let contention = watch.contention();
     let measured = Calibration {
         devices: rates
             .devices
@@ -44,20 +46,19 @@ pub fn measure(request: &Request<'_>, devices: &[String], python: &str) -> Resul
             .map(|(rates, executor)| measured(rates, executor))
             .collect(),
         took: Duration::try_from_secs_f64(rates.took_s).unwrap_or_default(),
-        contention: None,
+        contention,
     };
-    let (latency, rate) = message(&rates);
-    let mut file = machine_file(request, &measured, (rate, latency * 0.5))?;
-    file.description = Some(format!("This machine, measured under PyTorch {}.", rates.torch));
+    let (latency, rate) = copy_of_cores(&rates);
+    let mut file = machine_file(request, &measured, (rate, latency))?;
+    file.description = Some(described(&format!("This machine, measured under PyTorch {}.", rates.torch), contention));
     for (gpu, found) in file.gpu.iter_mut().zip(&rates.devices) {
         describe(gpu, found);
     }
-    for (link, found) in file.link.iter_mut().zip(&rates.devices).filter(|(_, found)| found.copies.is_none()) {
-        link.source = Some(match found.messages.is_empty() {
-            true => "measured under PyTorch: copies of 4 MiB".into(),
-            false => "measured under PyTorch: messages between processes, half of the latency on each side".into(),
-        });
+    for (link, _) in file.link.iter_mut().zip(&rates.devices).filter(|(_, found)| found.copies.is_none()) {
+        link.source =
+            Some("measured under PyTorch: copies between buffers while all processes copy and compute".into());
     }
+    add_messages(&mut file, &rates);
     add_peers(&mut file, &rates);
     let runtime = runtime(&rates, request.command)?;
     Ok(PytorchMachine { file, measured, runtime })
@@ -165,13 +166,37 @@ fn with_cores(executor: &Executor, count: u32) -> Executor {
     executor
 }
 
-/// Latency and rate of messages between processes of cores: the slowest pair. A single process copies.
-fn message(rates: &PytorchRates) -> (Seconds, BytesPerSecond) {
-    let messages = || rates.devices.iter().flat_map(|device| &device.messages);
+/// Latency and rate of copies between the buffers of a process on cores: those of the slowest process.
+fn copy_of_cores(rates: &PytorchRates) -> (Seconds, BytesPerSecond) {
+    let accelerators = &rates.devices[..rates.devices.len() - 1];
+    let copies = || accelerators.iter().chain(&rates.devices).filter_map(|device| device.busy_copy);
+    let copies: Vec<BusyCopy> = copies().take(accelerators.len().max(1)).collect();
+    let latency = copies.iter().map(|copy| copy.latency_s).fold(0.0, f64::max);
+    let rate = copies.iter().map(|copy| copy.bytes_per_second).reduce(f64::min);
+    // Of GPUs alone nothing but their own copies is used.
+    (Seconds::s(latency), BytesPerSecond::bytes(rate.unwrap_or(rates.devices[0].copy_bytes_per_second)))
+}
+
+/// Adds links between accelerators on cores, whose processes send messages: each pair has the figures of the slowest.
+fn add_messages(file: &mut HardwareFile, rates: &PytorchRates) {
+    let on_cores: Vec<usize> = (0..file.gpu.len()).filter(|rank| rates.devices[*rank].copies.is_none()).collect();
+    let messages = || on_cores.iter().flat_map(|rank| &rates.devices[*rank].messages);
+    let Some(rate) = messages().map(|message| message.bytes_per_second).reduce(f64::min) else { return };
     let latency = messages().map(|message| message.latency_s).fold(0.0, f64::max);
-    let rate = messages().map(|message| message.bytes_per_second).reduce(f64::min);
-    let copied = rates.devices.iter().map(|device| device.copy_bytes_per_second).fold(f64::INFINITY, f64::min);
-    (Seconds::s(latency), BytesPerSecond::bytes(rate.unwrap_or(copied)))
+    for (index, first) in on_cores.iter().enumerate() {
+        for second in &on_cores[index + 1..] {
+            let [from, to] = [first, second].map(|rank| format!("gpu{rank}"));
+            let mut link =
+                LinkFile::new(format!("messages{first}-{second}"), [&from, &to], BytesPerSecond::bytes(rate));
+            link.latency = Some(Text(Seconds::s(latency)));
+            link.source = Some("measured under PyTorch: messages between processes".into());
+            file.link.push(link);
+        }
+    }
+    for rank in on_cores {
+        // A process does not copy from another's memory: without its link, a message goes through the host.
+        file.gpu[rank].peer_access = Some(false);
+    }
 }
 
 /// Memory, products by smallest dimension and attention of a GPU, in the form that PyTorch's runtime

@@ -13,8 +13,9 @@ use crate::{
     output::Target,
     report::calibration::{data, human},
 };
+use spipe_base::Diagnostic;
 use spipe_cost::{CostError, check_batch};
-use spipe_exec::{Backend, Executor};
+use spipe_exec::{Backend, Contention, Executor};
 use spipe_model::Batch;
 use std::path::Path;
 
@@ -74,6 +75,10 @@ pub fn run(what: &args::Calibrate, given: &Given, format: Format) -> Result<(), 
     } else {
         calibration::measure(&request)?
     };
+    if let Some(contention) = measured.contention.filter(Contention::disturbs) {
+        let hint = "stop other programs, and measure again";
+        output::warn(&[Diagnostic::warning(contention.to_string()).hint(hint)]);
+    }
     let hardware = calibration::machine(&file)?;
     let name = |executor: &Executor| if pytorch { short(executor) } else { executor.to_string() };
     let to_stdout = matches!(target, Target::Stdout);

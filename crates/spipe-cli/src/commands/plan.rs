@@ -3,7 +3,7 @@
 use crate::{
     Failure, args,
     args::{Format, Given, Unknown},
-    input, interrupt,
+    engines, input, interrupt,
     options::OPTIONS,
     output,
     output::Target,
@@ -87,7 +87,11 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     match (format, what.solve_for.zip(solved.as_ref())) {
         _ if to_stdout => Ok(()),
         (Format::Json, Some((unknown, solved))) => output::print(&answer(unknown, solved, &found)?),
-        (Format::Json, None) => output::print(&questions::recorded(&found, &watch, &least).to_json()),
+        (Format::Json, None) => {
+            let path = what.output.as_deref().unwrap_or(report::plan::UNWRITTEN);
+            let engines = engines::commands(&found.plan, path);
+            output::print(&questions::recorded(&found, &watch, (&least, engines)).to_json())
+        }
         (Format::Human, solved) => {
             if let Some((unknown, solved)) = solved {
                 output::print(&sentence(unknown, solved))?;

@@ -3,15 +3,17 @@
 use crate::{
     Failure, args,
     args::{Format, Given},
-    executors,
+    engines, executors,
     idle::Idle,
     input, output,
     output::Target,
     report,
+    report::lateness::{Verdict, verdict},
     running::{Run, checkpoints::Persistence, data, execute, tokenizer::Encoding},
 };
 use spipe_cost::Mode;
-use spipe_exec::{Schedule, StepSettings};
+use spipe_exec::{Binding, Executor, Schedule, StepSettings};
+use spipe_trace::Trace;
 
 /// The options of training.
 const OF_TRAINING: [&str; 11] = [
@@ -71,6 +73,9 @@ pub fn run(what: &args::Run, given: &Given, format: Format) -> Result<(), Failur
     if format == Format::Human {
         output::print(&report::run::human(&report, &encoding))?;
     }
+    if trains && run.bindings.iter().any(|binding| is_gpu(&run, binding)) {
+        tell_lateness(&run, &report.trace, &what.plan);
+    }
     if let Some((target, outputs)) = found.zip(report.outputs.as_ref()) {
         let bytes = outputs.to_safetensors().map_err(|error| Failure::Bug(error.to_string()))?;
         target.write(&bytes)?;
@@ -79,4 +84,23 @@ pub fn run(what: &args::Run, given: &Given, format: Format) -> Result<(), Failur
         target.write(spipe_trace::to_json(&report.trace).as_bytes())?;
     }
     Ok(())
+}
+
+/// Whether a device that computes is a real GPU.
+fn is_gpu(run: &Run<'_>, binding: &Binding) -> bool {
+    let device = run.plan.context().hardware.device(&binding.device);
+    let computes = run.plan.placement().stages.iter().any(|stage| Some(stage.lead()) == device);
+    computes && matches!(binding.executor, Executor::Cuda { .. } | Executor::Wgpu { .. })
+}
+
+/// Says how far a run was from its prediction, and where it was late.
+fn tell_lateness(run: &Run<'_>, measured: &Trace, path: &str) {
+    let predicted = spipe_sim::simulate(run.program, &spipe_sim::Options::default()).trace;
+    let commands = engines::commands(run.plan, path);
+    let export = commands.iter().find(|found| found.engine != engines::RUN);
+    match verdict(&predicted, measured, export.map(|found| found.command.as_str())) {
+        Some(Verdict::Near(said)) => output::talk(&said),
+        Some(Verdict::Late(warning)) => output::warn(&[warning]),
+        None => {}
+    }
 }

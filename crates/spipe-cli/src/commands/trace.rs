@@ -2,7 +2,7 @@
 
 use crate::{Failure, args, args::Format, input, output, output::Target, report::trace::human};
 use serde::Serialize;
-use spipe_base::{ActionKind, Diagnostic, Position, Subject};
+use spipe_base::{ActionKind, Diagnostic, Position, SimTime, Subject};
 use spipe_export::{ImportError, Imported, ProfilerFile, fingerprint, import};
 use spipe_plan::Plan;
 use spipe_trace::Metrics;
@@ -31,6 +31,7 @@ pub fn run(what: &args::Trace, format: Format) -> Result<(), Failure> {
     let data = TraceOutput {
         format_version: 1,
         iteration_ms: metrics.iteration.to_ms(),
+        iteration_without_profiler_ms: imported.trace.iteration_without_profiler.map(SimTime::to_ms),
         bubble_fraction: metrics.bubble_fraction,
         lanes: imported.trace.lanes.iter().map(|lane| lane.name.as_str()).collect(),
         spans: imported.trace.spans.len(),
@@ -43,6 +44,8 @@ pub fn run(what: &args::Trace, format: Format) -> Result<(), Failure> {
 struct TraceOutput<'a> {
     format_version: u32,
     iteration_ms: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    iteration_without_profiler_ms: Option<f64>,
     bubble_fraction: f64,
     lanes: Vec<&'a str>,
     spans: usize,

@@ -5,6 +5,7 @@ pub mod comparison;
 pub mod explanation;
 pub mod fill;
 pub mod fit;
+pub mod lateness;
 pub mod pareto;
 pub mod picture;
 pub mod plan;

@@ -1,7 +1,7 @@
 //! A plan: its stages, the systems that were considered, and how good it is.
 
 use super::{sensitivity, stages};
-use crate::tables::table;
+use crate::{engines, tables::table};
 use spipe_base::{
     SimTime,
     readable::{per_second, percent, ranges},
@@ -10,6 +10,9 @@ use spipe_cost::Workload;
 use spipe_plan::{ExpectedError, Layout, OutcomeStatus, Plan, System};
 use spipe_planner::{Effort, LARGEST_HEAD_START, Solution};
 use spipe_search::{Ended, Found, questions::Least};
+
+/// The file of a plan that is not written, in commands.
+pub const UNWRITTEN: &str = "plan.json";
 
 /// The plan, its rivals and its proof. `front` is the text of the Pareto front, `least` the least
 /// memory for some plan, `output` the file that the plan was written to.
@@ -20,12 +23,13 @@ pub fn human(found: &Found, (front, least): (&str, &[Least]), output: Option<&st
     let layout = Layout::of(&found.plan.context(), found.plan.placement());
     let layout = layout.map(|layout| format!("Megatron's `--pipeline-model-parallel-layout`: {layout}\n"));
     format!(
-        "{}\n{}{}{}{front}{}\n{}{gains}{}{}\n",
+        "{}\n{}{}{}{front}{}\n{}{}{gains}{}{}\n",
         stages::human(&found.plan, least),
         idle(&found.plan),
         layout.unwrap_or_default(),
         considered(&found.solution),
         proof(found),
+        engines::sentence(&found.plan, output.unwrap_or(UNWRITTEN)),
         found.plan.outcome().and_then(|outcome| outcome.expected_error.as_ref()).map(error).unwrap_or_default(),
         written.unwrap_or_default(),
         ended(found.ended),

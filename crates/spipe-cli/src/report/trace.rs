@@ -22,8 +22,11 @@ pub fn human(trace: &Trace) -> String {
     let _ = match &trace.status {
         Status::Ok => writeln!(
             text,
-            "Iteration {:.3}{}, bubbles {}\n",
+            "Iteration {:.3}{}{}, bubbles {}\n",
             metrics.iteration,
+            trace
+                .iteration_without_profiler
+                .map_or_else(String::new, |time| format!(" ({time:.3} without the profiler)")),
             rate.unwrap_or_default(),
             percent(metrics.bubble_fraction)
         ),

@@ -5,6 +5,8 @@ use std::fmt;
 
 /// An idle system takes less than this share.
 const WORTH_TELLING: f64 = 0.01;
+/// Rates are lower by about the share that others take, and their spread is a few percent.
+const WORTH_A_WARNING: f64 = 0.03;
 
 /// Shares of the CPU time of all cores that others took, as Linux counts it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -18,7 +20,17 @@ pub struct Contention {
 impl Contention {
     /// A note for a report; none if others took next to nothing.
     pub fn note(&self) -> Option<String> {
-        (self.stolen + self.others >= WORTH_TELLING).then(|| self.to_string())
+        (self.share() >= WORTH_TELLING).then(|| self.to_string())
+    }
+
+    /// The share of both.
+    pub fn share(&self) -> f64 {
+        self.stolen + self.others
+    }
+
+    /// Whether figures measured meanwhile are off by more than their usual spread.
+    pub fn disturbs(&self) -> bool {
+        self.share() >= WORTH_A_WARNING
     }
 }
 
@@ -36,7 +48,7 @@ impl fmt::Display for Contention {
 
 /// A measurement of contention.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watch {
+pub struct Watch {
     before: Option<Ticks>,
 }
 
@@ -90,6 +102,7 @@ mod tests {
              faster"
         );
         assert_eq!(Contention { stolen: 0.004, others: 0.005 }.note(), None);
+        assert!(contention.disturbs() && !Contention { stolen: 0.004, others: 0.015 }.disturbs());
         assert_eq!(before.since(before), None, "no time has passed");
     }
 }

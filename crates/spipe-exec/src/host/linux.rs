@@ -37,7 +37,8 @@ pub(super) fn ticks() -> Option<Ticks> {
     let machine = KernelStats::current().ok()?.total;
     let process = Process::myself().ok()?.stat().ok()?;
     let stolen = machine.steal?;
+    let ended = u64::try_from(process.cutime + process.cstime).unwrap_or(0);
     let busy = machine.user + machine.nice + machine.system + machine.irq? + machine.softirq?;
     let all = busy + machine.idle + machine.iowait? + stolen;
-    Some(Ticks { all, busy, stolen, own: process.utime + process.stime })
+    Some(Ticks { all, busy, stolen, own: process.utime + process.stime + ended })
 }

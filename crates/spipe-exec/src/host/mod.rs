@@ -7,7 +7,6 @@ mod memory;
 mod system;
 mod ticks;
 
-pub use contention::Contention;
-pub(crate) use contention::Watch;
+pub use contention::{Contention, Watch};
 pub(crate) use memory::Growth;
 pub use memory::host_memory;

@@ -7,6 +7,7 @@ pub(super) struct Ticks {
     pub all: u64,
     pub busy: u64,
     pub stolen: u64,
-    /// Of all threads of this process, including those that have ended.
+    /// Of all threads of this process, including those that have ended, and of processes that it started and
+    /// waited for.
     pub own: u64,
 }

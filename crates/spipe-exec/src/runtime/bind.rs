@@ -15,10 +15,7 @@ pub(crate) fn bind(
 ) -> Result<BTreeMap<DeviceId, Binding>, Faults> {
     let mut faults = Faults::new();
     check_names(&plan.context().hardware.devices().iter().collect::<Vec<_>>(), bindings, &mut faults);
-    if let Some((id, _)) = program.stages().enumerate().find(|(_, stage)| stage.layers.is_empty()) {
-        let fault = Diagnostic::error(format!("stage `{id}` has no layers, and empty stages are simulated alone"));
-        faults.push(fault.hint("plan with layers in every stage"));
-    }
+    empty_stage(program).into_iter().for_each(|fault| faults.push(fault));
     let mut bound = BTreeMap::new();
     for device in used(program) {
         let name = &program.devices()[device].name;
@@ -40,6 +37,13 @@ pub(crate) fn bind(
         binding.executor = executor;
     }
     Ok(bound)
+}
+
+/// The fault of a stage without layers, if there is one.
+pub(crate) fn empty_stage(program: &Program) -> Option<Diagnostic> {
+    let (id, _) = program.stages().enumerate().find(|(_, stage)| stage.layers.is_empty())?;
+    let fault = Diagnostic::error(format!("stage `{id}` has no layers, and empty stages are simulated alone"));
+    Some(fault.hint("plan with layers in every stage"))
 }
 
 /// The devices that compute a stage or run optimizer steps, in ascending order.

@@ -20,6 +20,7 @@ pub(crate) use hooks::Hooks;
 pub(crate) use infer::{Lengths, all_prompts, inference};
 pub(crate) use job::Job;
 pub(crate) use lanes::named_gradients;
+pub use prepare::check_plan;
 pub(crate) use prepare::{half, optimizer};
 pub use run::run;
 #[cfg(test)]

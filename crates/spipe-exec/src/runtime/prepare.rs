@@ -13,7 +13,7 @@ use crate::{
     error::RunError,
     inference::Inference,
     nn::layers::{Parameter, Reading, Unit, inferring_units, units},
-    optimizer::Optimizer,
+    optimizer::{Optimizer, StepSettings},
     options::Options,
     persist::{
         checkpoint::{Checkpoint, CheckpointError, Identity, InitialState, NamedLayer, OptimizerSettings},
@@ -21,7 +21,11 @@ use crate::{
         weights::{self, AdapterFile, Weights},
     },
     quantised::Format,
-    runtime::{bind::bind, hooks::Hooks, job::Job},
+    runtime::{
+        bind::{bind, empty_stage},
+        hooks::Hooks,
+        job::Job,
+    },
     stored::FrozenStorage,
     task_error::TaskError,
 };
@@ -63,9 +67,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         context.is_some_and(|context| context.discrete_memory && !context.emulated)
     };
     if optimizer.on_devices().is_none() && tasks.iter().any(on_gpu) {
-        let fault = Diagnostic::error(format!("a step of `{}` runs on processor cores only", optimizer.kind()));
-        let hint = "plan optimizer steps on a socket, or bind the device to `emulated`";
-        return Err(RunError::Unsupported(fault.hint(hint).into()));
+        return Err(RunError::Unsupported(on_cores_only(&optimizer).into()));
     }
     let (drives, more) = open_drives(plan, program, options)?;
     let warnings = warnings.into_iter().chain(more).collect();
@@ -123,9 +125,7 @@ fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
         return Err(RunError::Unsupported(fault.into()));
     }
     let mut faults = Faults::new();
-    let units = if trains { units(context.model) } else { inferring_units(context.model) };
-    let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
-    let tasks = tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default();
+    let (units, tasks) = computed(plan, program, &mut faults);
     let bound = bind(plan, program, &options.bindings).map_err(|found| faults.extend(found)).unwrap_or_default();
     if trains {
         let optimizer = optimizer(plan, options)?;
@@ -156,6 +156,51 @@ fn check(job: &Job<'_>, trains: bool) -> Result<Checked, RunError> {
         weights::prepare_adapters(folder, context.model, &units)?;
     }
     Ok(Checked { units, tasks, bound })
+}
+
+/// The arithmetic of the layers and of the program, and what is wrong with them.
+fn computed(plan: &Plan, program: &Program, faults: &mut Faults) -> (Vec<Unit>, IdVec<ActionId, Task>) {
+    let context = plan.context();
+    let trains = context.workload().mode == Mode::Train;
+    let units = if trains { units(context.model) } else { inferring_units(context.model) };
+    let units = units.map_err(|found| faults.extend(found)).unwrap_or_default();
+    (units, tasks(program).map_err(|found| faults.extend(found)).unwrap_or_default())
+}
+
+/// Refuses a plan that cannot be executed on the devices of its machine, whatever the data and the files of a run.
+/// `program` was lowered from it.
+///
+/// # Errors
+/// Every reason that [`run`](crate::run) gives before it looks at devices and data.
+pub fn check_plan(plan: &Plan, program: &Program) -> Result<(), Faults> {
+    let context = plan.context();
+    if let Some(fault) = beyond_execution(&context, EXECUTED) {
+        return Err(fault.into());
+    }
+    let mut faults = Faults::new();
+    let (_, tasks) = computed(plan, program, &mut faults);
+    empty_stage(program).into_iter().for_each(|fault| faults.push(fault));
+    beyond_drives(plan, program).into_iter().for_each(|fault| faults.push(fault));
+    let workload = context.workload();
+    let optimizer = Optimizer::new(workload.optimizer, StepSettings::default());
+    if let (Mode::Train, Some(optimizer)) = (workload.mode, optimizer) {
+        beyond_optimizer(program, &tasks, &optimizer).into_iter().for_each(|fault| faults.push(fault));
+        let is_gpu = |device: DeviceId| {
+            let device = &context.hardware.devices()[device];
+            device.is_gpu() && !device.emulated
+        };
+        let on_gpu = |task: &Task| matches!(task, Task::Step(step) if is_gpu(step.device));
+        if optimizer.on_devices().is_none() && tasks.iter().any(on_gpu) {
+            faults.push(on_cores_only(&optimizer));
+        }
+    }
+    faults.or(())
+}
+
+/// The fault of a step on a GPU of an optimizer that runs on cores.
+fn on_cores_only(optimizer: &Optimizer) -> Diagnostic {
+    let fault = Diagnostic::error(format!("a step of `{}` runs on processor cores only", optimizer.kind()));
+    fault.hint("plan optimizer steps on a socket, or bind the device to `emulated`")
 }
 
 /// The plan's optimizer. Inference has none, and gets AdamW, which takes no step.
@@ -220,20 +265,29 @@ fn open(
     Ok(contexts)
 }
 
-/// The files of the drives, with warnings.
-fn open_drives(plan: &Plan, program: &Program, options: &Options) -> Result<(Drives, Vec<String>), RunError> {
+/// The buffers on drives.
+fn on_drives<'a>(plan: &'a Plan, program: &'a Program) -> impl Iterator<Item = &'a Buffer> {
     let memories = plan.context().hardware.memories();
-    let on_drives = program.buffers().iter().filter(|buffer| memories[buffer.memory].kind == MemoryKind::Nvme);
+    program.buffers().iter().filter(|buffer| memories[buffer.memory].kind == MemoryKind::Nvme)
+}
+
+/// The fault of a drive that keeps what no run keeps there.
+fn beyond_drives(plan: &Plan, program: &Program) -> Option<Diagnostic> {
     let is_executed = |buffer: &&Buffer| {
         matches!(buffer.content, Content::Parameters(_) | Content::OptimizerState(_) | Content::Saved(..))
     };
-    if let Some(buffer) = on_drives.clone().find(|buffer| !is_executed(buffer)) {
-        let (content, name) = (buffer.content.group(), &memories[buffer.memory].name);
-        let fault = Diagnostic::error(format!("{content} are on `{name}`, which is planned and simulated only"));
-        let hint = "executed are drives with parameters, optimizer state or offloaded activations";
-        return Err(RunError::Unsupported(fault.hint(hint).into()));
+    let buffer = on_drives(plan, program).find(|buffer| !is_executed(buffer))?;
+    let (content, name) = (buffer.content.group(), &plan.context().hardware.memories()[buffer.memory].name);
+    let fault = Diagnostic::error(format!("{content} are on `{name}`, which is planned and simulated only"));
+    Some(fault.hint("executed are drives with parameters, optimizer state or offloaded activations"))
+}
+
+/// The files of the drives, with warnings.
+fn open_drives(plan: &Plan, program: &Program, options: &Options) -> Result<(Drives, Vec<String>), RunError> {
+    if let Some(fault) = beyond_drives(plan, program) {
+        return Err(RunError::Unsupported(fault.into()));
     }
-    let used: BTreeSet<MemoryId> = on_drives.map(|buffer| buffer.memory).collect();
+    let used: BTreeSet<MemoryId> = on_drives(plan, program).map(|buffer| buffer.memory).collect();
     let mut files = BTreeMap::new();
     for memory in used {
         let name = &program.memories()[memory].name;

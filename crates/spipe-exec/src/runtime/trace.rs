@@ -43,6 +43,7 @@ pub(crate) fn trace(program_index: &ProgramIndex<'_>, state: &RunState) -> Optio
         spans,
         arrows,
         memories: state.ledger.tracks(program_index, start, end),
+        iteration_without_profiler: None,
         explanation: None,
     };
     Some((trace, overhead(program_index, iteration, period)))

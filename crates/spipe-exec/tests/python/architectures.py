@@ -44,11 +44,32 @@ MODELS = {
     "phi": {"hidden_act": "gelu_new", "partial_rotary_factor": 0.5},
     "starcoder2": {"sliding_window": 5, "tie_word_embeddings": False},
 }
+# Scaled rotary positions; sequences are longer than the original places of `dynamic`.
+SCALINGS = [
+    ("llama", {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}),
+    ("llama", {"rope_scaling": {"rope_type": "dynamic", "factor": 2.5}, "max_position_embeddings": 5}),
+    ("qwen2", {"rope_scaling": {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8, "beta_fast": 2}}),
+    ("phi", {**MODELS["phi"], "rope_scaling": {"type": "linear", "factor": 2.0}}),
+    (
+        "llama",
+        {
+            "rope_theta": 500.0,
+            "rope_scaling": {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 0.5,
+                "high_freq_factor": 2.0,
+                "original_max_position_embeddings": 16,
+            },
+        },
+    ),
+]
 
 
 def row(kind, more):
     config = {**SIZES, **more}
-    made = transformers.AutoConfig.for_model(kind, **config)
+    # The class completes the tables that it is given.
+    made = transformers.AutoConfig.for_model(kind, **json.loads(json.dumps(config)))
     model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -67,7 +88,7 @@ def row(kind, more):
 
 def main():
     transformers.logging.set_verbosity_error()
-    rows = [row(kind, more) for kind, more in MODELS.items()]
+    rows = [row(kind, more) for kind, more in [*MODELS.items(), *SCALINGS]]
     versions = {module.__name__: module.__version__ for module in (torch, transformers)}
     with open(sys.argv[1], "w") as file:
         lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in rows)

@@ -30,7 +30,7 @@ pub struct Added {
     pub device: String,
     /// The fingerprint of the plan.
     pub plan: Option<String>,
-    /// The times of all steps.
+    /// The times of the steps without the profiler.
     #[serde(default)]
     pub iterations_ms: Vec<f64>,
     /// Which of them the actions are of.
@@ -38,6 +38,18 @@ pub struct Added {
     /// The lanes of a program's actions.
     #[serde(default)]
     pub lanes: Vec<MeasuredLane>,
+    /// The bytes that the process held before the step.
+    pub held_bytes: Option<Held>,
+}
+
+/// Bytes of tensors.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct Held {
+    /// In the host's memory.
+    pub host: u64,
+    /// In the memory of the process' GPU.
+    pub device: u64,
 }
 
 /// The process, as PyTorch names it.

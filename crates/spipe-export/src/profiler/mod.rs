@@ -6,7 +6,7 @@
 //! | `Optimizer.step#…` | an optimizer step, on the compute lane if its thread is that of the actions |
 //! | `gpu_memcpy`, HtoD and DtoH | copies of `DEVICE.h2d` and `DEVICE.d2h` |
 //! | kernels of NCCL | copies of `DEVICE.channel` |
-//! | `[memory]` | the bytes of the device, from the start of the profile |
+//! | `[memory]`, and the bytes held before | the bytes of the device |
 //! | actions of the interpreter of programs | the same actions, on the lanes of the program |
 //!
 //! On a thread, an action begins with its first operation: before that it waits for its input. Times
@@ -104,6 +104,9 @@ pub fn import(files: &[ProfilerFile<'_>]) -> Result<Imported, ImportError> {
     let profiled = processes.iter().any(|process| process.period.is_none());
     let mut notes: Vec<String> =
         profiled.then(|| "measured with PyTorch's profiler, which takes time itself".to_owned()).into_iter().collect();
+    if processes.iter().any(|process| !process.states_memory) {
+        notes.push("memories are those of the step alone: a file does not state what its process held before".into());
+    }
     if aligned(&mut processes) {
         notes.push("the clocks of the processes differ; the starts of their steps coincide here".into());
     }
@@ -122,7 +125,7 @@ fn aligned(processes: &mut [Process]) -> bool {
 }
 
 /// One trace of all processes, from the first start on.
-fn joined(mut processes: Vec<Process>, notes: Vec<String>) -> Trace {
+fn joined(mut processes: Vec<Process>, mut notes: Vec<String>) -> Trace {
     let start = processes.iter().map(|process| process.start).min().unwrap_or(0);
     let end = processes.iter().map(|process| process.end).max().unwrap_or(start);
     let at = |time: u64| SimTime::ns(time.saturating_sub(start));
@@ -150,6 +153,12 @@ fn joined(mut processes: Vec<Process>, notes: Vec<String>) -> Trace {
             iterations = process.iterations;
         }
     }
+    let iteration_without_profiler = median(&iterations).filter(|_| measured.is_none());
+    if iteration_without_profiler.is_some() {
+        notes.push(
+            "iterations are those of the steps without the profiler; lanes and kinds are of the profiled step".into(),
+        );
+    }
     let period = measured.unwrap_or_else(|| at(end));
     Trace {
         format_version: FORMAT_VERSION,
@@ -158,6 +167,7 @@ fn joined(mut processes: Vec<Process>, notes: Vec<String>) -> Trace {
         notes,
         status: Status::Ok,
         iteration: period,
+        iteration_without_profiler,
         iterations,
         tokens: None,
         idle: idle_intervals(&lanes, &spans, period),
@@ -167,4 +177,11 @@ fn joined(mut processes: Vec<Process>, notes: Vec<String>) -> Trace {
         memories,
         explanation: None,
     }
+}
+
+/// The median time, without the first step, which warms up, if there are others.
+fn median(times: &[SimTime]) -> Option<SimTime> {
+    let mut times = times.get(usize::from(times.len() > 1)..)?.to_vec();
+    times.sort_unstable();
+    times.get(times.len().checked_sub(1)? / 2).copied()
 }

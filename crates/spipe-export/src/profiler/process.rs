@@ -1,7 +1,7 @@
 //! One process of the profiler: its lanes and memories.
 
 use super::{
-    document::{Document, Event},
+    document::{Document, Event, Held},
     label::computation,
 };
 use spipe_base::{ActionKind, Bytes, IdleCause, LaneRole, Payload, SimTime, Subject};
@@ -22,6 +22,8 @@ pub struct Process {
     pub iterations: Vec<SimTime>,
     /// The measured time from the start of an iteration to that of the next, if the file says it.
     pub period: Option<SimTime>,
+    /// Whether its file says what the process held before the step.
+    pub states_memory: bool,
     /// The start of the step, in ns.
     pub start: u64,
     /// Its end.
@@ -87,9 +89,10 @@ impl Process {
             plan: document.spipe.as_ref().and_then(|added| added.plan.clone()),
             iterations: times.iter().map(|ms| SimTime::ns((ms * 1e6).round() as u64)).collect(),
             period: None,
+            states_memory: document.spipe.as_ref().is_some_and(|added| added.held_bytes.is_some()),
             start,
             end,
-            memories: memories(document, &device),
+            memories: memories(document, &device, start),
             device,
             lanes,
         })
@@ -227,21 +230,45 @@ fn apart(mut spans: Vec<Raw>) -> Vec<Raw> {
     spans
 }
 
-/// The bytes of the GPU, or else of the process, as the profiler's allocator counts them.
-fn memories(document: &Document, device: &str) -> Vec<Memory> {
-    let mut tracks: BTreeMap<i64, Vec<(u64, u64)>> = BTreeMap::new();
+/// The bytes of the GPU, and of the process on cores, in a step that starts at `start`.
+fn memories(document: &Document, device: &str, start: u64) -> Vec<Memory> {
+    let mut tracks: BTreeMap<i64, Vec<Change>> = BTreeMap::new();
     for event in document.events.iter().filter(|event| event.name == "[memory]") {
         let place = event.number("Device Id").unwrap_or(-1);
-        let total = event.number("Total Allocated").and_then(|total| u64::try_from(total).ok());
-        tracks.entry(place).or_default().extend(total.map(|total| (document.times(event).0, total)));
+        let total = event.number("Total Allocated");
+        let change = |total| Change { at: document.times(event).0, total, by: event.number("Bytes").unwrap_or(0) };
+        tracks.entry(place).or_default().extend(total.map(change));
+    }
+    let held = document.spipe.as_ref().and_then(|added| added.held_bytes);
+    if held.is_some_and(|held| held.host > 0) {
+        tracks.entry(-1).or_default();
     }
     let has_gpu = tracks.keys().any(|place| *place >= 0);
-    let named = tracks.into_iter().map(|(place, mut samples)| {
-        samples.sort_unstable();
+    let named = tracks.into_iter().map(|(place, mut changes)| {
+        changes.sort_by_key(|change| change.at);
         let name = if place < 0 && has_gpu { format!("{device}-host") } else { device.to_owned() };
-        Memory { name, samples }
+        let before = held.map(|Held { host, device }| if place < 0 { host } else { device });
+        Memory { name, samples: samples(&changes, before, start) }
     });
     named.filter(|memory| !memory.samples.is_empty()).collect()
+}
+
+/// A change of a memory, as the profiler's allocator counts it.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    at: u64,
+    /// The bytes after it; on cores, only those allocated since the profiler began.
+    total: i64,
+    by: i64,
+}
+
+/// The bytes over time of a memory that held `before` bytes at the start of the step, if the file says so.
+fn samples(changes: &[Change], before: Option<u64>, start: u64) -> Vec<(u64, u64)> {
+    let counted = changes.first().map_or(0, |first| first.total - first.by);
+    let missing = before.map_or(0, |before| i64::try_from(before).unwrap_or(i64::MAX) - counted);
+    let bytes = |total: i64| u64::try_from(total.saturating_add(missing)).unwrap_or(0);
+    let first = before.map(|before| (start.min(changes.first().map_or(start, |first| first.at)), before));
+    first.into_iter().chain(changes.iter().map(|change| (change.at, bytes(change.total)))).collect()
 }
 
 impl Memory {

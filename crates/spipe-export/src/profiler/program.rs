@@ -60,6 +60,7 @@ pub fn process(document: &Document, added: &Added) -> Option<Process> {
         iterations,
         start,
         end,
+        states_memory: true,
         memories: Vec::new(),
         lanes,
     })

@@ -38,6 +38,15 @@ pub const fn is_needed(placement: &Placement) -> bool {
     matches!(placement.order, OrderKind::Rounds(_))
 }
 
+/// Refuses what the interpreter cannot run.
+///
+/// # Errors
+/// The faults of [`folder`].
+pub fn check(plan: &Plan) -> Result<(), Faults> {
+    refusal::check(plan)?;
+    Ok(Network::of(plan.context().model).map(drop)?)
+}
+
 /// The folder of a plan whose program is interpreted.
 ///
 /// # Errors

@@ -34,15 +34,8 @@ pub fn torch(plan: &Plan, custom: Option<&Order>, beside: Beside) -> Result<Fold
     if custom.is_none() && program::is_needed(plan.placement()) {
         return program::folder(plan, beside);
     }
-    refusal::check(plan)?;
-    let (context, placement) = (plan.context(), plan.placement());
-    let network = Network::of(context.model)?;
-    let order = match custom {
-        Some(order) => order.clone(),
-        None => order_of(&context, placement)?,
-    };
     let mut folder = Folder::default();
-    let exported = Exported::new(plan, &order, &mut folder.warnings)?;
+    let (network, exported) = checked(plan, custom, &mut folder.warnings)?;
     let settings = Settings::new(plan, &network, &exported);
     folder.warnings.extend(warnings(plan, &settings));
     folder.add("schedule.csv", exported.order.to_string());
@@ -53,8 +46,31 @@ pub fn torch(plan: &Plan, custom: Option<&Order>, beside: Beside) -> Result<Fold
     }
     let launch = Launch::of(settings.ranks(), beside);
     folder.add("README.md", readme(plan, &settings, &launch));
-    folder.add("train.sbatch", launch.sbatch(context.model.name(), MANIFESTS));
+    folder.add("train.sbatch", launch.sbatch(plan.context().model.name(), MANIFESTS));
     Ok(folder)
+}
+
+/// Refuses what PyTorch cannot run.
+///
+/// # Errors
+/// The faults of [`torch`].
+pub fn check(plan: &Plan) -> Result<(), Faults> {
+    if program::is_needed(plan.placement()) {
+        return program::check(plan);
+    }
+    checked(plan, None, &mut Faults::new()).map(drop)
+}
+
+/// The network and the order of a plan that PyTorch can run.
+fn checked(plan: &Plan, custom: Option<&Order>, warnings: &mut Faults) -> Result<(Network, Exported), Faults> {
+    refusal::check(plan)?;
+    let (context, placement) = (plan.context(), plan.placement());
+    let network = Network::of(context.model)?;
+    let order = match custom {
+        Some(order) => order.clone(),
+        None => order_of(&context, placement)?,
+    };
+    Ok((network, Exported::new(plan, &order, warnings)?))
 }
 
 /// The parts of the plan that run otherwise.

@@ -10,6 +10,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
 
 try:
@@ -34,7 +35,7 @@ ALL_WEIGHTS, COPIED, STEPPED = 12 << 20, 64 << 20, 4 << 20
 # Bytes of messages from process to process.
 MESSAGES = [1 << 10, 64 << 10, 1 << 20, 16 << 20]
 # Shares of the time for everything but layers.
-SHARES = 6
+SHARES = 7
 OLDEST = (2, 8)
 
 
@@ -131,6 +132,29 @@ class Bench:
             times = [self.clock.sample(lambda: here.copy_(host), 0.25), self.clock.sample(lambda: host.copy_(here), 0.25)]  # noqa: B023
             found[f"{name}-bytes-per-second"] = [COPIED / took for took in times]
         return found
+
+    def busy_copy(self):
+        """Latency and rate of copies between buffers, by one thread of each process while another computes.
+
+        So do exported plans that stream their parameters on cores.
+        """
+        stop, a, b = threading.Event(), self.filled(512, 512), self.filled(512, 512)
+
+        def compute():
+            while not stop.is_set():
+                a @ b
+
+        worker = threading.Thread(target=compute)
+        worker.start()
+        try:
+            times = []
+            for length in (1 << 12, COPIED // 2):
+                here, there = (torch.ones(length, dtype=torch.uint8) for _ in range(2))
+                times.append(self.clock.sample(lambda: there.copy_(here), 0.5))  # noqa: B023
+        finally:
+            stop.set()
+            worker.join()
+        return {"latency-s": times[0], "bytes-per-second": COPIED // 2 / max(times[1] - times[0], 1e-9)}
 
     def optimizer(self):
         parameters = [self.filled(STEPPED // 4).requires_grad_() for _ in range(4)]
@@ -232,6 +256,8 @@ class Bench:
         found["memory-bytes-per-second"] = 2 * block[0].numel() / self.clock.sample(lambda: block[1].copy_(block[0]))
         small = self.filled(1 << 20)
         found["copy-bytes-per-second"] = (4 << 20) / self.clock.sample(small.clone, 0.2)
+        if not self.on_gpu:
+            found["busy-copy"] = self.busy_copy()
         if self.on_gpu:
             found["rows"] = [[row, self.product((row, LARGE, LARGE), torch.bfloat16, 0.3)] for row in ROWS]
             found["attention"], found["copies"] = self.attention(), self.copies()

@@ -1,6 +1,7 @@
 """Trains the model of plan.json in the order of schedule.csv. README.md has the commands."""
 
 import argparse
+import gc
 import json
 import math
 import os
@@ -189,22 +190,38 @@ class Training:
                 json.dump({"metadata": {}, "weight_map": homes}, file, indent=1)
 
 
+def held_bytes() -> dict[str, int]:
+    """Bytes of the tensors that the process holds, in the host's memory and on its GPU."""
+    # Garbage in cycles would count, until Python finds it.
+    gc.collect()
+    blocks = {}
+    for found in gc.get_objects():
+        if issubclass(type(found), torch.Tensor):
+            for tensor in (found, found.grad if found.is_leaf else None):
+                if tensor is not None and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+                    blocks[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return {"host": sum(blocks.values()), "device": torch.cuda.memory_allocated() if torch.cuda.is_available() else 0}
+
+
 class Tracer:
     """PyTorch's profiler over one step, after a step that warms it up; one file per rank, without names of hosts and paths."""
 
     def __init__(self, training: Training, folder: str, step: int, times: list[float]) -> None:
         self.training, self.folder, self.step, self.times = training, folder, step, times
         self.profiler: profile | None = None
+        self.warmup = min(1, step)
+        self.held: dict[str, int] | None = None
 
     def around(self, index: int, run: Callable[[], float | None]) -> float | None:
-        warmup = min(1, self.step)
-        if not self.step - warmup <= index <= self.step:
+        if not self.step - self.warmup <= index <= self.step:
             return run()
         if self.profiler is None:
             activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.training.world.device.type == "cuda" else [])
             self.profiler = profile(activities=activities, profile_memory=True, on_trace_ready=self.write,
-                                    schedule=schedule(wait=0, warmup=warmup, active=1, repeat=1))
+                                    schedule=schedule(wait=0, warmup=self.warmup, active=1, repeat=1))
             self.profiler.start()
+        if index == self.step:
+            self.held = held_bytes()
         with record_function("spipe:step"):
             result = run()
         self.profiler.step()
@@ -222,7 +239,9 @@ class Tracer:
         for key in ("host_name", "trace_id", "traceName", "distributedInfo"):
             trace.pop(key, None)
         trace["spipe"] = {"rank": world.rank, "device": settings["ranks"][world.rank]["device"],
-                          "plan": settings["fingerprint"], "iterations-ms": self.times}
+                          "plan": settings["fingerprint"], "held-bytes": self.held,
+                          # Of the steps without the profiler.
+                          "iterations-ms": self.times[: len(self.times) - self.warmup]}
         with open(path, "w", encoding="utf-8") as file:
             json.dump(trace, file)
 

@@ -28,7 +28,11 @@ class Calibration(unittest.TestCase):
             layers = {layer["layer"].split()[0] for layer in device["layer-time"]}
             self.assertEqual(layers, {"embedding", "block", "head"})
             self.assertIn("--runtime pytorch", device["measured"]["command"])
-        self.assertIn("messages between processes", profile["link"][0]["source"])
+        self.assertIn("copies between buffers while all processes copy and compute", profile["link"][0]["source"])
+        links = {link["name"]: link for link in profile["link"]}
+        self.assertIn("messages between processes", links["messages0-1"]["source"])
+        routes = json.loads(spipe("hardware", "show", path, "--format", "json"))
+        self.assertIn("messages0-1", json.dumps(routes))
         with open(runtime, "rb") as file:
             self.assertIn("measured under PyTorch", tomllib.load(file)["host"]["source"])
         plan = os.path.join(self.root, "plan.json")

@@ -18,6 +18,18 @@ CONFIGURATIONS = {
     "qwen2": {**SIZES, "num_key_value_heads": 2, "tie_word_embeddings": True, "use_sliding_window": True, "sliding_window": 9,
               "max_window_layers": 1},
     "qwen3": {**SIZES, "num_key_value_heads": 2, "head_dim": 32, "tie_word_embeddings": False},
+    "llama-llama3": {**SIZES, "rope_parameters": {
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 0.5, "high_freq_factor": 2.0, "rope_theta": 500.0,
+        "original_max_position_embeddings": 16}},
+    "llama-linear": {**SIZES, "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    # The sequences of the tests are longer than its places.
+    "llama-dynamic": {**SIZES, "max_position_embeddings": 12,
+                      "rope_parameters": {"rope_type": "dynamic", "factor": 2.5, "rope_theta": 10000.0}},
+    "qwen2-yarn": {**SIZES, "num_key_value_heads": 2, "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "beta_fast": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}},
+    "qwen3-yarn-mscale": {**SIZES, "num_key_value_heads": 2, "head_dim": 24, "rope_parameters": {
+        "rope_type": "yarn", "factor": 4.0, "mscale": 0.8, "mscale_all_dim": 0.4, "truncate": False, "rope_theta": 1000.0,
+        "original_max_position_embeddings": 16}},
     "gpt2": {"vocab_size": 256, "n_layer": 3, "n_embd": 64, "n_head": 4, "n_positions": 64, "resid_pdrop": 0.0,
              "embd_pdrop": 0.0, "attn_pdrop": 0.0},
 }

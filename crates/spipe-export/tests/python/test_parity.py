@@ -126,16 +126,38 @@ class Parity(unittest.TestCase):
 
     def test_a_trace_is_imported_with_its_own_plan_alone(self):
         folder = os.path.join(self.root, "traced")
-        spipe("export", "torch", self.plans["1f1b", 2], "-o", folder, "--data", TEXT, "--steps", "2")
-        codes, texts = script(folder, 2, ["--steps", "2", "--trace", os.path.join(folder, "trace")])
+        spipe("export", "torch", self.plans["1f1b", 2], "-o", folder, "--data", TEXT, "--steps", "5")
+        codes, texts = script(folder, 2, ["--steps", "5", "--trace", os.path.join(folder, "trace")])
         self.assertEqual(codes, [0, 0], texts)
         measured, predicted = os.path.join(self.root, "measured.json"), os.path.join(self.root, "predicted.json")
         spipe("trace", "import", os.path.join(folder, "trace"), "--plan", self.plans["1f1b", 2], "-o", measured)
         spipe("simulate", self.plans["1f1b", 2], "-o", predicted)
-        spipe("compare", predicted, measured)
+        self.holds_the_whole_rank(folder, measured)
+        compared = json.loads(spipe("compare", predicted, measured, "--format", "json"))
+        lines = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith('{"event": "step"')]
+        # Step 4 is traced, and step 3 warms the profiler up; step 0 warms the process up.
+        times = sorted(line["duration-ms"] for line in lines if line["step"] in (1, 2))
+        self.assertGreater(compared["measured-ms"], 0.9 * times[0])
+        self.assertLess(compared["measured-ms"], 1.1 * times[1])
         spipe("timeline", predicted, measured, "-o", os.path.join(self.root, "both.perfetto.json"))
         said = spipe("trace", "import", os.path.join(folder, "trace"), "--plan", self.plans["gpipe", 2], "-o", measured, code=3)
         self.assertIn("the trace is of another plan than", said)
+
+    def holds_the_whole_rank(self, folder, measured):
+        """Before the step parameters and two moments of f32; the step adds gradients and activations."""
+        with open(measured) as file:
+            trace = json.load(file)
+        with open(os.path.join(folder, "trace", "rank0.json")) as file:
+            added = json.load(file)["spipe"]
+        self.assertEqual(len(added["iterations-ms"]), 3)
+        self.assertEqual(sorted(memory["name"] for memory in trace["memories"]), ["gpu0", "gpu1"])
+        # The processes of the tests are forked, with the weights that this one holds.
+        ours = sum(tensor.nbytes for weights in (self.one_weights, self.our_weights) for tensor in weights.values())
+        whole = sum(memory["samples"][0]["bytes"] - ours for memory in trace["memories"])
+        counted = json.loads(spipe("model", "show", "demo", "--format", "json"))["parameters"]
+        self.assertGreater(whole, 2.9 * 4 * counted)
+        self.assertLess(whole, 3.1 * 4 * counted)
+        self.assertGreater(sum(memory["peak-bytes"] - ours for memory in trace["memories"]), 4 * 4 * counted)
 
     def test_a_step_of_another_microbatch_count_is_refused(self):
         folder = os.path.join(self.root, "refused")

@@ -24,7 +24,7 @@ pub enum Architecture {
     /// An image encoder: patch embedding, blocks, then a classifier or a projection.
     Vision(Vision),
     /// A text encoder and an image encoder joined by a contrastive loss.
-    TwoTowers(TwoTowers),
+    TwoTowers(Box<TwoTowers>),
     /// A denoising network over latent images.
     Unet(Unet),
     /// Layers described by measurements.

@@ -6,10 +6,12 @@ mod modulation;
 mod operation;
 mod operation_costs;
 mod parts;
+mod rotary;
 mod work;
 
 pub use operation::{Operation, Operations};
 pub use parts::Linear;
+pub use rotary::{RotaryFrequencies, RotaryScaling, Yarn};
 
 use serde::{Deserialize, Serialize};
 
@@ -144,6 +146,8 @@ pub enum Positions {
         base: f64,
         /// The fraction of each head's channels that is rotated.
         fraction: f64,
+        /// The scaling of the angles, if there is one.
+        scaling: Option<RotaryScaling>,
     },
     /// A learned vector per position is added to the embedding.
     Learned {

@@ -2,14 +2,20 @@
 
 use crate::{error::SearchError, evaluator::program, search::found::Found};
 use spipe_base::{LaneRole, SimTime};
+use spipe_plan::Plan;
+use spipe_schedule::Program;
 use spipe_sim::{Options, simulate};
 use spipe_trace::{Metrics, Trace};
 use spipe_whatif::Planned;
 use std::collections::BTreeMap;
 
+/// The names of the engines that run a plan, whose program is given.
+pub type Engines = Box<dyn Fn(&Plan, &Program) -> Vec<String> + Send + Sync>;
+
 /// The figures of a plan, from its simulation, with the trace.
-pub fn planned(found: &Found) -> Result<(Planned, Trace), SearchError> {
-    let trace = simulate(&program(&found.plan)?, &Options::default()).trace;
+pub fn planned(found: &Found, engines: &Engines) -> Result<(Planned, Trace), SearchError> {
+    let program = program(&found.plan)?;
+    let trace = simulate(&program, &Options::default()).trace;
     let metrics = Metrics::of(&trace);
     let context = found.plan.context();
     let seconds = metrics.iteration.to_seconds().get();
@@ -44,6 +50,7 @@ pub fn planned(found: &Found) -> Result<(Planned, Trace), SearchError> {
         core_share: (cores / count(spipe_hardware::Device::is_socket)).min(1.0),
         head_room_bytes: room.collect(),
         peak_bytes: peaks,
+        engines: Some(engines(&found.plan, &program)),
         shares,
     };
     Ok((planned, trace))

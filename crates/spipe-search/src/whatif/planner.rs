@@ -1,6 +1,9 @@
 //! The planner of a sweep: each machine takes the path of a single plan.
 
-use super::{clock::Clock, figures::planned};
+use super::{
+    clock::Clock,
+    figures::{Engines, planned},
+};
 use crate::{
     compare::tensor_data::{Priced, data_parallel},
     error::SearchError,
@@ -19,7 +22,8 @@ use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Model, Precision};
 use spipe_plan::System;
 use spipe_planner::{Effort, Options};
-use spipe_whatif::{Answer, Bounder, Counts, GLOBAL_BATCH, Judge, TrainFile};
+use spipe_trace::Trace;
+use spipe_whatif::{Answer, Bounder, Counts, GLOBAL_BATCH, Judge, Planned, TrainFile};
 use std::{
     borrow::Cow,
     sync::{Arc, atomic::Ordering},
@@ -102,12 +106,19 @@ pub struct JobPlanner {
     systems: Vec<System>,
     clock: Clock,
     tell: Tell,
+    engines: Engines,
 }
 
 impl JobPlanner {
-    /// A planner of all trainings of a job, which `clock` ends and `tell` is told about.
-    pub fn new(trainings: Vec<Training>, clock: Clock, tell: Tell) -> Self {
-        Self { trainings, systems: current(), clock, tell }
+    /// A planner of all trainings of a job, which `clock` ends and `tell` is told about; `engines` names those that
+    /// run a plan.
+    pub fn new(trainings: Vec<Training>, clock: Clock, (tell, engines): (Tell, Engines)) -> Self {
+        Self { trainings, systems: current(), clock, tell, engines }
+    }
+
+    /// The figures of a plan, with its trace.
+    pub(super) fn figures(&self, found: &Found) -> Result<(Planned, Trace), SearchError> {
+        planned(found, &self.engines)
     }
 
     /// Gives the work that follows a share of the time that is left, and lets it begin.
@@ -139,7 +150,7 @@ impl JobPlanner {
 
 impl Judge for JobPlanner {
     fn plan(&self, hardware: &Hardware, train: usize) -> Option<Answer> {
-        let found = self.found(hardware, train, Effort::Low).and_then(|found| planned(&found));
+        let found = self.found(hardware, train, Effort::Low).and_then(|found| self.figures(&found));
         if self.is_stopped() {
             return None;
         }

@@ -1,7 +1,6 @@
 //! Much effort for the first machines of a ranked sweep, and their plans in words.
 
 use super::{
-    figures,
     planner::JobPlanner,
     task::{Task, hardware},
 };
@@ -83,7 +82,7 @@ impl Again<'_> {
             if self.planner.is_stopped() {
                 return Ok(None);
             }
-            let (high, trace) = figures::planned(&found)?;
+            let (high, trace) = self.planner.figures(&found)?;
             words += &(self.describe)(&found, &trace);
             if high.tokens_per_second > low.tokens_per_second {
                 *low = high;

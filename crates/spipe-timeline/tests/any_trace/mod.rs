@@ -153,6 +153,7 @@ pub fn any_trace() -> impl Strategy<Value = Trace> {
             arrows,
             idle,
             memories,
+            iteration_without_profiler: None,
             explanation: None,
         },
     )

@@ -254,6 +254,7 @@ fn finish(sample: Pipeline, lanes: Vec<Lane>, spans: Vec<Span>, arrows: Vec<Arro
         iterations: vec![iteration],
         tokens: Some(sample.microbatches as u64 * 1024),
         memories: memories.collect(),
+        iteration_without_profiler: None,
         explanation: None,
         lanes,
         spans,

@@ -142,6 +142,7 @@ fn row(
         error: ranking.error,
         head_room_bytes: plan.head_room_bytes.clone(),
         system: plan.system.clone(),
+        engines: plan.engines.clone(),
         bottleneck: busiest.map(|(lane, share)| Bottleneck { lane: lane.clone(), share: *share }),
         shares: plan.shares.clone(),
         gap: plan.gap,

@@ -41,6 +41,8 @@ pub struct Row {
     pub head_room_bytes: BTreeMap<String, u64>,
     /// The system of the first training.
     pub system: String,
+    /// The engines that run the plan of the first training; null if it was not asked for.
+    pub engines: Option<Vec<String>>,
     /// The busiest lane of the first training.
     pub bottleneck: Option<Bottleneck>,
     /// The busy share of each lane of the first training.

@@ -174,7 +174,11 @@ fn human(subject: &Subject<'_>, data: &AnswerOutput<'_>, rows: usize) -> String 
             per_second(row.figures.tokens_per_second),
             format!("{}{mark}", Hours(row.figures.hours)),
             range(&row.figures.cost_of_job),
-            format!("{}{busiest}", row.system),
+            format!(
+                "{}{busiest}{}",
+                row.system,
+                if row.engines.as_deref() == Some(&[]) { "\nno engine runs it" } else { "" }
+            ),
             format!("{}{:.0} %", if row.front { "● " } else { "" }, row.front_share * 100.0),
         ]);
     }

@@ -6,7 +6,7 @@ mod given;
 use crate::{
     Failure, args,
     args::{Format, Given},
-    first_tries, input, interrupt, market,
+    engines, first_tries, input, interrupt, market,
     options::OPTIONS,
     output,
     output::Target,
@@ -55,7 +55,7 @@ fn planner(job: &Job, limit: Option<Duration>, bar: &ProgressBar) -> Result<JobP
         let Counts { solved, shared, bounded, .. } = counts;
         bar.set_message(format!("{solved} planned, {shared} shared, {bounded} bounded"));
     };
-    Ok(JobPlanner::new(trainings, Clock::new(limit, interrupt::flag()), Box::new(tell)))
+    Ok(JobPlanner::new(trainings, Clock::new(limit, interrupt::flag()), (Box::new(tell), Box::new(engines::names))))
 }
 
 fn whole(what: &args::WhatifSweep, given: &Given, format: Format) -> Result<(), Failure> {

@@ -45,7 +45,7 @@ impl Kernel<1> for Rope {
         (KernelOutput { numbers: self.turned(input.numbers, input.shape, 1.0), shape: input.shape }, ())
     }
 
-    /// Rotation preserves lengths: its transpose is the inverse rotation.
+    /// The transpose of a rotation is the inverse one; a factor of the angles' cosines and sines is that of both.
     fn backward(&self, [input]: [Array<'_>; 1], (): &(), gradient: &[f32], wanted: [bool; 1]) -> [Option<Vec<f32>>; 1] {
         [wanted[0].then(|| self.turned(gradient, input.shape, -1.0))]
     }

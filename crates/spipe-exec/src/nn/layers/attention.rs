@@ -8,7 +8,7 @@ use super::{
 };
 use crate::nn::kernels::{self, Angles, Attention, Rope};
 use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
-use spipe_model::{Block, Matrix as MatrixPlace, Positions, QkNorm};
+use spipe_model::{Block, Matrix as MatrixPlace, Positions, QkNorm, RotaryFrequencies, RotaryScaling};
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -78,6 +78,11 @@ impl AttentionUnit {
         }
         if block.sinks {
             return Err("sinks of the attention are not computed");
+        }
+        if let Positions::Rotary { scaling, .. } = block.positions
+            && let Some(refusal) = scaling.and_then(RotaryScaling::refusal)
+        {
+            return Err(refusal);
         }
         let norms = |widths: [u64; 2]| Some(widths.map(|width| NormUnit::new(block.norm, block.norm_epsilon, width)));
         let norms = match block.qk_norm {
@@ -235,11 +240,12 @@ impl AttentionUnit {
 
     /// The rotation angles of some positions; none without rotary embedding.
     fn angles(&self, positions: Range<usize>) -> Option<Angles> {
-        let Positions::Rotary { base, fraction } = self.block.positions else { return None };
+        let Positions::Rotary { base, fraction, scaling } = self.block.positions else { return None };
         let mut last = self.last_angles.lock().unwrap_or_else(PoisonError::into_inner);
         let known = last.take().filter(|(of, _)| *of == positions);
-        let turned = ((self.block.head_dim as f64 * fraction) as usize) / 2 * 2;
-        let (_, angles) = last.insert(known.unwrap_or_else(|| (positions.clone(), rotary(positions, turned, base))));
+        let turned = (self.block.head_dim as f64 * fraction) as u64 / 2 * 2;
+        let make = || RotaryFrequencies::new(base, turned, scaling, positions.end as u64);
+        let (_, angles) = last.insert(known.unwrap_or_else(|| (positions.clone(), rotary(positions.clone(), &make()))));
         Some(angles.clone())
     }
 
@@ -453,13 +459,15 @@ fn rotate(heads: Matrix, [cosines, sines]: &[Matrix; 2], pairing: &Matrix) -> Ma
 }
 
 /// RoPE in the half-split form of Llama: channels i and i + d/2 rotate by the angle position ×
-/// base^(−2i/d), for d rotating channels (Su et al. 2021).
-fn rotary(positions: Range<usize>, turned: usize, base: f64) -> Angles {
-    let rates: Vec<f64> = (0..turned / 2).map(|channel| base.powf(-2.0 * channel as f64 / turned as f64)).collect();
+/// frequency of i, for d rotating channels (Su et al. 2021); scaled ones may be longer or shorter.
+fn rotary(positions: Range<usize>, RotaryFrequencies { frequencies, attention_factor }: &RotaryFrequencies) -> Angles {
     let table = |of: fn(f64) -> f64| {
-        positions.clone().flat_map(|position| rates.iter().map(move |rate| of(position as f64 * rate) as f32)).collect()
+        let row = |position: usize| {
+            frequencies.iter().map(move |frequency| (attention_factor * of(position as f64 * frequency)) as f32)
+        };
+        positions.clone().flat_map(row).collect()
     };
-    Angles { cosines: table(f64::cos), sines: table(f64::sin), turned }
+    Angles { cosines: table(f64::cos), sines: table(f64::sin), turned: 2 * frequencies.len() }
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@
 mod unet;
 
 use crate::{
-    Block, Encoder, EncoderEnd, Latent, Linear, NormPlaces, PatchEmbedding, Positions, QkNorm, TextTower, Transformer,
-    TwoTowers, Vision, VisionEnd,
+    Block, Encoder, EncoderEnd, Latent, Linear, NormPlaces, PatchEmbedding, Positions, QkNorm, RotaryScaling,
+    TextTower, Transformer, TwoTowers, Vision, VisionEnd,
 };
 use spipe_base::{Diagnostic, Faults, Position};
 
@@ -146,7 +146,7 @@ impl<'a> Check<'a> {
 
     fn positions(&mut self, block: &Block) {
         match block.positions {
-            Positions::Rotary { base, fraction } => {
+            Positions::Rotary { base, fraction, scaling } => {
                 if !(base.is_finite() && base > 0.0) {
                     self.error("rotary-base", format!("`rotary-base` is {base}, not a positive number"));
                 }
@@ -158,9 +158,67 @@ impl<'a> Check<'a> {
                         format!("rotary positions rotate {turned} channels of each head, not a positive even number");
                     self.add("head-dim", Diagnostic::error(message).hint("channels are rotated in pairs"));
                 }
+                if let Some(scaling) = scaling {
+                    self.within("rotary-scaling", |check| check.rotary_scaling(scaling, (base, turned)));
+                }
             }
             Positions::Learned { places } => self.size("places", places, LARGEST),
             Positions::Alibi | Positions::None => {}
+        }
+    }
+
+    /// Checks the scaling of `turned` channels that rotate with `base`.
+    fn rotary_scaling(&mut self, scaling: RotaryScaling, (base, turned): (f64, u64)) {
+        match scaling {
+            RotaryScaling::Linear { factor } => self.positive("factor", Some(factor)),
+            RotaryScaling::Dynamic { factor, original } => {
+                self.positive("factor", Some(factor));
+                self.size("original-places", original, LARGEST);
+                if turned <= 2 {
+                    self.error("type", "the scaling `dynamic` needs more than 2 rotating channels".into());
+                }
+            }
+            RotaryScaling::Yarn(yarn) => {
+                self.size("original-places", yarn.original, LARGEST);
+                for (key, number) in [
+                    ("factor", Some(yarn.factor)),
+                    ("beta-fast", Some(yarn.beta_fast)),
+                    ("beta-slow", Some(yarn.beta_slow)),
+                    ("attention-factor", yarn.attention_factor),
+                ] {
+                    self.positive(key, number);
+                }
+                for (key, number) in [("mscale", yarn.mscale), ("mscale-all-dim", yarn.mscale_all_dim)] {
+                    if number.is_some_and(|number| !(number.is_finite() && number >= 0.0)) {
+                        self.error(
+                            key,
+                            format!("`{key}` is {}, a negative number or none", number.unwrap_or_default()),
+                        );
+                    }
+                }
+                if yarn.beta_fast < yarn.beta_slow {
+                    let message =
+                        format!("`beta-fast` is {}, less than `beta-slow` = {}", yarn.beta_fast, yarn.beta_slow);
+                    self.error("beta-fast", message);
+                }
+                if base <= 1.0 {
+                    self.error("type", format!("the scaling `yarn` needs a base of rotation above 1, not {base}"));
+                }
+            }
+            RotaryScaling::Llama3 { factor, original, low, high } => {
+                self.size("original-places", original, LARGEST);
+                for (key, number) in
+                    [("factor", factor), ("low-frequency-factor", low), ("high-frequency-factor", high)]
+                {
+                    self.positive(key, Some(number));
+                }
+                if low >= high {
+                    let message =
+                        format!("`high-frequency-factor` is {high}, not above `low-frequency-factor` = {low}");
+                    self.error("high-frequency-factor", message);
+                }
+            }
+            RotaryScaling::Longrope => {}
         }
     }
 

@@ -142,6 +142,12 @@ impl<'a> Config<'a> {
         self.faults.push(Diagnostic::error(message).at(position));
     }
 
+    /// The same with a hint.
+    pub(super) fn refuse_with(&mut self, key: &str, message: String, hint: &str) {
+        let position = self.locate(&[key]);
+        self.faults.push(Diagnostic::error(message).hint(hint).at(position));
+    }
+
     /// Returns a list of sizes; a single size stands for `count` equal ones. `None` if absent or
     /// null.
     pub(super) fn sizes(&mut self, key: &'static str, count: usize) -> Option<Vec<u64>> {

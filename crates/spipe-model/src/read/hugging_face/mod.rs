@@ -133,7 +133,7 @@ fn architecture(config: &mut Config<'_>, model_type: &str) -> Result<Architectur
         "roberta" => Architecture::Encoder(encoder::text(config, &encoder::ROBERTA)),
         "vit" => Architecture::Vision(encoder::vit(config)),
         "dinov2" => Architecture::Vision(encoder::dinov2(config)),
-        "clip" => Architecture::TwoTowers(encoder::clip(config)),
+        "clip" => Architecture::TwoTowers(Box::new(encoder::clip(config))),
         other => match counted::read(config, other) {
             Some(counted) => Architecture::Counted(counted),
             None => return Err(nearest::unknown(config, other).into()),
@@ -219,6 +219,15 @@ fn keys(key: &str) -> &'static [&'static str] {
         "norm-epsilon" => &["rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"],
         "rotary-base" => &["rope_theta", "rotary_emb_base", "rope_parameters"],
         "rotary-fraction" => &["rotary_pct", "partial_rotary_factor", "rope_parameters"],
+        "rotary-scaling" => &decoder::rotary::TABLES,
+        "type" => &["rope_type", "type"],
+        "factor" => &["factor"],
+        "original-places" => &["original_max_position_embeddings"],
+        "low-frequency-factor" => &["low_freq_factor"],
+        "high-frequency-factor" => &["high_freq_factor"],
+        "beta-fast" => &["beta_fast"],
+        "beta-slow" => &["beta_slow"],
+        "attention-factor" => &["attention_factor"],
         "sliding-window" => &["sliding_window"],
         "experts" => &["num_local_experts", "num_experts"],
         "experts-per-token" => &["num_experts_per_tok"],
@@ -234,7 +243,11 @@ fn keys(key: &str) -> &'static [&'static str] {
 /// Returns the position of the value that a model file would have at `path`.
 fn locate(config: &Config<'_>, path: &str) -> Position {
     let Some((tower, key)) = path.split_once('.') else { return config.locate(keys(path)) };
-    let table = config.child(if tower == "text" { encoder::TEXT } else { encoder::VISION });
+    let table = config.child(match tower {
+        "rotary-scaling" => &decoder::rotary::TABLES,
+        "text" => encoder::TEXT,
+        _ => encoder::VISION,
+    });
     table.map_or_else(|| config.locate(&[]), |table| table.locate(keys(key)))
 }
 

@@ -6,6 +6,7 @@ mod counted;
 mod document;
 mod encoder;
 mod profiled;
+mod rotary;
 mod transformer;
 mod unet;
 mod vision;
@@ -265,7 +266,7 @@ impl Kind for TowersFile {
     fn resolve_and_check(&self, check: &mut Check<'_>) -> Architecture {
         let towers = self.resolve(check);
         check.two_towers(&towers);
-        Architecture::TwoTowers(towers)
+        Architecture::TwoTowers(Box::new(towers))
     }
 
     fn title(&self) -> (&str, Option<&str>) {

@@ -1,5 +1,6 @@
 //! Model files of kind `transformer`.
 
+use super::rotary::RotaryScalingTable;
 use crate::{Block, Experts, Latent, Mlp, Norm, NormPlaces, Positions, QkNorm, Transformer, read::check::Check};
 use serde::{Deserialize, Serialize};
 use spipe_base::Diagnostic;
@@ -58,6 +59,8 @@ pub(crate) struct TransformerFile {
     /// The fraction of each head's channels that is rotated; only with rotary positions, 1 if
     /// absent.
     pub rotary_fraction: Option<f64>,
+    /// The scaling of the rotation angles; only with rotary positions, none if absent.
+    pub rotary_scaling: Option<RotaryScalingTable>,
     /// Whether query, key and value projections have biases; `false` if absent.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub qkv_bias: bool,
@@ -304,6 +307,7 @@ impl TransformerFile {
         let stray = [
             ("rotary-base", self.rotary_base.is_some() && !rotary),
             ("rotary-fraction", self.rotary_fraction.is_some() && !rotary),
+            ("rotary-scaling", self.rotary_scaling.is_some() && !rotary),
             ("places", self.places.is_some() && !learned),
         ];
         for (key, _) in stray.into_iter().filter(|(_, stray)| *stray) {
@@ -314,6 +318,9 @@ impl TransformerFile {
             PositionsWord::Rotary => Positions::Rotary {
                 base: self.rotary_base.unwrap_or(ROTARY_BASE),
                 fraction: self.rotary_fraction.unwrap_or(1.0),
+                scaling: self
+                    .rotary_scaling
+                    .and_then(|table| check.within("rotary-scaling", |check| table.resolve(check))),
             },
             PositionsWord::Learned => Positions::Learned { places: self.places.unwrap_or(self.seq_len) },
             PositionsWord::Alibi => Positions::Alibi,
@@ -356,11 +363,15 @@ impl TransformerFile {
     /// Returns the file that describes a network, without keys that have their default value.
     pub(crate) fn from_transformer(name: &str, source: Option<&str>, transformer: &Transformer) -> Self {
         let block = &transformer.block;
-        let (positions, places, rotary_base, rotary_fraction) = match block.positions {
-            Positions::Rotary { base, fraction } => (PositionsWord::Rotary, None, Some(base), Some(fraction)),
-            Positions::Learned { places } => (PositionsWord::Learned, Some(places), None, None),
-            Positions::Alibi => (PositionsWord::Alibi, None, None, None),
-            Positions::None => (PositionsWord::None, None, None, None),
+        let (positions, places) = match block.positions {
+            Positions::Rotary { .. } => (PositionsWord::Rotary, None),
+            Positions::Learned { places } => (PositionsWord::Learned, Some(places)),
+            Positions::Alibi => (PositionsWord::Alibi, None),
+            Positions::None => (PositionsWord::None, None),
+        };
+        let (rotary_base, rotary_fraction, rotary_scaling) = match block.positions {
+            Positions::Rotary { base, fraction, scaling } => (Some(base), Some(fraction), scaling),
+            _ => (None, None, None),
         };
         Self {
             format_version: super::FORMAT_VERSION,
@@ -384,6 +395,7 @@ impl TransformerFile {
             places,
             rotary_base,
             rotary_fraction: rotary_fraction.filter(|fraction| *fraction < 1.0),
+            rotary_scaling: rotary_scaling.map(RotaryScalingTable::from_scaling),
             qkv_bias: block.qkv_bias,
             output_bias: block.output_bias,
             mlp_bias: block.mlp_bias,

@@ -2,6 +2,7 @@
 //! reader turns into a network; details of one class alone are functions beside ([`details`]).
 
 mod details;
+pub(super) mod rotary;
 mod rows;
 mod windows;
 
@@ -171,7 +172,9 @@ impl Row {
 
     fn positions(&self, config: &mut Config<'_>, places: u64) -> Positions {
         match self.positions {
-            PositionRow::Rotary { base_keys, base, fraction } => rotary(config, base_keys, base, fraction),
+            PositionRow::Rotary { base_keys, base, fraction } => {
+                rotary::read(config, base_keys, base, fraction, places)
+            }
             PositionRow::Learned(more) => Positions::Learned { places: places.saturating_add(more) },
             PositionRow::Alibi => Positions::Alibi,
         }
@@ -181,35 +184,6 @@ impl Row {
 /// Returns the head width. Later checks report a width that is not divisible.
 fn heads_share(hidden: u64, heads: u64) -> u64 {
     hidden.checked_div(heads).unwrap_or(0)
-}
-
-/// Reads rotary positions in the new spelling (`rope_parameters`) or the old (top-level keys).
-fn rotary(
-    config: &mut Config<'_>,
-    base_keys: &[&'static str],
-    base: f64,
-    (fraction_key, fraction): (&'static str, f64),
-) -> Positions {
-    let old_base = config.number(base_keys, base);
-    let old_fraction = config.number(&[fraction_key], fraction);
-    for table in ["rope_parameters", "rope_scaling"] {
-        let kind = config.child(&[table]).and_then(|nested| nested.word("rope_type").or_else(|| nested.word("type")));
-        if let Some(kind) = kind.filter(|kind| *kind != "default") {
-            config.warn(
-                table,
-                format!("the scaling `{kind}` of rotary positions is ignored; it costs nothing, but {OTHERWISE}"),
-            );
-        }
-    }
-    let Some(mut nested) = config.child(&["rope_parameters"]) else {
-        return Positions::Rotary { base: old_base, fraction: old_fraction };
-    };
-    let positions = Positions::Rotary {
-        base: nested.number(&["rope_theta"], old_base),
-        fraction: nested.number(&["partial_rotary_factor"], old_fraction),
-    };
-    config.faults.extend(nested.faults);
-    positions
 }
 
 /// Whether training applies dropout anywhere.

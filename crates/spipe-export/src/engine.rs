@@ -1,0 +1,52 @@
+//! The engines of others that run exported plans.
+
+use crate::{deepspeed, fsdp, torch};
+use spipe_base::Faults;
+use spipe_plan::{Plan, beyond_export};
+
+/// An engine that runs exported plans.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// PyTorch with the scripts of [`crate::torch`].
+    Torch,
+    /// PyTorch's FSDP2.
+    Fsdp,
+    /// DeepSpeed.
+    Deepspeed,
+}
+
+impl Engine {
+    /// All engines.
+    pub const ALL: [Self; 3] = [Self::Torch, Self::Fsdp, Self::Deepspeed];
+
+    /// Its name, as the export has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Torch => "torch",
+            Self::Fsdp => "fsdp",
+            Self::Deepspeed => "deepspeed",
+        }
+    }
+
+    /// Whether exported plans were run on a GPU.
+    pub const fn tested_on_gpu(self) -> bool {
+        match self {
+            Self::Torch | Self::Fsdp | Self::Deepspeed => false,
+        }
+    }
+
+    /// Refuses what the export refuses, without making the folder. A drive of the plan counts as mounted.
+    ///
+    /// # Errors
+    /// The faults of the export.
+    pub fn check(self, plan: &Plan) -> Result<(), Faults> {
+        if let Some(fault) = beyond_export(&plan.context()) {
+            return Err(fault.into());
+        }
+        match self {
+            Self::Torch => torch::check(plan),
+            Self::Fsdp => fsdp::check(plan),
+            Self::Deepspeed => deepspeed::check(plan),
+        }
+    }
+}
