@@ -57,6 +57,7 @@ class Engine:
 
     def start(self) -> None:
         """Starts the lanes, which then wait for their first iteration."""
+        threading.excepthook = self.failed
         # A moment on the clocks of the device and of the host.
         self.zero: tuple[torch.cuda.Event, int] | None = None
         if self.world.device.type == "cuda" and self.traced >= 0:
@@ -65,20 +66,15 @@ class Engine:
             event.synchronize()
             self.zero = (event, time.perf_counter_ns())
         for worker in self.workers:
-            threading.Thread(target=self.guarded, args=(self.run, worker), daemon=True, name=worker.lane.name).start()
-        threading.Thread(target=self.guarded, args=(self.tell,), daemon=True, name="news").start()
+            threading.Thread(target=self.run, args=(worker,), daemon=True, name=worker.lane.name).start()
+        threading.Thread(target=self.tell, daemon=True, name="news").start()
 
-    def guarded(self, run: Callable[..., None], *arguments: object) -> None:
-        """Runs a thread; what it raises ends all lanes of all processes."""
-        try:
-            run(*arguments)
-        except Stopped:
-            pass
-        except BaseException as fault:
-            self.fault = self.fault or fault
-        finally:
-            with self.condition:
-                self.condition.notify_all()
+    def failed(self, what: threading.ExceptHookArgs) -> None:
+        """Keeps what a thread has raised for the main one, which ends all lanes of all processes."""
+        with self.condition:
+            if not isinstance(what.exc_value, Stopped):
+                self.fault = self.fault or what.exc_value
+            self.condition.notify_all()
 
     def run(self, worker: Worker) -> None:
         """The thread of a lane."""

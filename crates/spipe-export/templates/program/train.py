@@ -9,6 +9,7 @@ import os
 import sys
 import time
 import traceback
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -114,8 +115,11 @@ class Training:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What this process puts into a checkpoint."""
-        name = lambda it: f"{it.content}.{it.layers[0]}-{it.layers[-1]}.{self.program.memories[it.memory]['name']}"  # noqa: E731
-        return {name(buffer): self.memory.flat(buffer) for buffer in self.own()}
+        return {self.name_of(buffer): self.memory.flat(buffer) for buffer in self.own()}
+
+    def name_of(self, buffer: Buffer) -> str:
+        memory = self.program.memories[buffer.memory]["name"]
+        return f"{buffer.content}.{buffer.layers[0]}-{buffer.layers[-1]}.{memory}"
 
     def save(self, step: int) -> None:
         if self.checkpoints is not None:
@@ -235,14 +239,18 @@ def speaks(fault: BaseException) -> bool:
     return not isinstance(fault, Stopped) and world.abort()
 
 
+def leave(fault: BaseException) -> NoReturn:
+    """Ends this process after a fault. Its lanes may still wait, and have nothing left to write."""
+    if speaks(fault):
+        print(words_of(fault), file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    os._exit(130 if isinstance(fault, KeyboardInterrupt) else 1)
+
+
 if __name__ == "__main__":
     try:
         main()
-    except SystemExit:
-        raise
-    except BaseException as fault:
-        if speaks(fault):
-            print(words_of(fault), file=sys.stderr, flush=True)
-        # Lanes may still wait; nothing is left that they could write.
-        sys.stdout.flush()
-        os._exit(130 if isinstance(fault, KeyboardInterrupt) else 1)
+    finally:
+        raised = sys.exc_info()[1]
+        if raised is not None and not isinstance(raised, SystemExit):
+            leave(raised)

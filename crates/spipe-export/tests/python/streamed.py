@@ -118,7 +118,7 @@ def plain(folder, out, clip=None, scale=1.0):
     count, found = settings["batch"]["microbatches"], []
     for step in range(STEPS):
         total = 0.0
-        for x, y in zip(*(part.chunk(count) for part in tokens.step(step)[:2])):
+        for x, y in zip(*(part.chunk(count) for part in tokens.rows(step, range(BATCH)))):
             loss = F.cross_entropy(stage(x).flatten(0, 1).float(), y.flatten())
             (loss * (scale / count)).backward()
             total += loss.item() / count

@@ -211,7 +211,7 @@ def still(folder):
     import train
     from program import Program
 
-    training = train.Training(Program("program.json"), train.arguments())
+    training = train.Training(Program("program.json"), train.arguments(None, train.more))
     places: dict[str, set[int]] = {}
 
     def look(iteration):
