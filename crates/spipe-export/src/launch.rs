@@ -67,6 +67,12 @@ impl Launch {
         format!("{nodes} machines: {how}; `FIRST` is the name of the first.\n\n{}", block(&lines))
     }
 
+    /// The command that traces a step on one computer.
+    pub fn traced(&self) -> String {
+        let count: usize = self.counts.iter().sum();
+        format!("torchrun --standalone --nproc-per-node {count} {} --trace trace", self.script())
+    }
+
     /// The batch script of Slurm. `whole` is the pattern of the file that a whole checkpoint has.
     pub fn sbatch(&self, name: &str, whole: &str) -> String {
         let counts: Vec<String> = self.counts.iter().map(usize::to_string).collect();

@@ -239,6 +239,21 @@ impl ProgramFile {
         }
     }
 
+    /// The stages as rows of Markdown.
+    pub fn table(&self) -> String {
+        let row = |(index, stage): (usize, &Stage)| {
+            let device = &self.ranks[stage.rank].device;
+            format!("| {index} | {} | {device} | {} | {} |", stage.rank, stage.layers, stage.recomputed)
+        };
+        self.stages.iter().enumerate().map(row).collect::<Vec<_>>().join("\n")
+    }
+
+    /// The memories with fixed places as rows of Markdown.
+    pub fn places(&self) -> String {
+        let held = self.memories.iter().filter(|memory| memory.bytes > 0);
+        held.map(|memory| format!("| {} | {} |", memory.name, Bytes::new(memory.bytes))).collect::<Vec<_>>().join("\n")
+    }
+
     /// The processes.
     pub fn ranks(&self) -> &[Rank] {
         &self.ranks

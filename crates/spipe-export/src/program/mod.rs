@@ -66,10 +66,13 @@ pub fn folder(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     folder.add("train.sbatch", launch.sbatch(context.model.name(), MANIFESTS));
     let values = [
         ("commands", launch.commands()),
+        ("traced", launch.traced()),
         ("model", context.model.name().into()),
         ("machine", context.hardware.name().into()),
         ("system", plan.placement().name().into()),
         ("ranks", file.ranks().len().to_string()),
+        ("table", file.table()),
+        ("memories", file.places()),
     ];
     folder.add("README.md", filled(include_str!("../../templates/program/README.md"), &values));
     Ok(folder)
