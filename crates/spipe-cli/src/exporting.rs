@@ -4,11 +4,12 @@ use crate::{
     Failure, input,
     running::{data, tokenizer::Encoding},
 };
-use spipe_base::Diagnostic;
+use spipe_base::{Bytes, Diagnostic};
 use spipe_exec::{Data, Draw};
 use spipe_export::{Folder, different_fields, listed_tokens};
 use spipe_model::Model;
 use spipe_plan::Plan;
+use spipe_sim::{Options, simulate};
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -104,6 +105,23 @@ impl Destination {
         }
         std::fs::rename(inner, &self.place).map_err(fail)
     }
+}
+
+/// The predicted step and memories of a plan, as a section of a folder's page.
+pub fn expectation(plan: &Plan) -> Result<String, Failure> {
+    let program = spipe_search::program(plan)?;
+    let trace = simulate(&program, &Options::default()).trace;
+    let runtime = plan.context().hardware.runtime().name();
+    let mut text =
+        format!("\n## What to expect\n\nPredicted with the constants of `{runtime}`: {} per step", trace.iteration);
+    if let Some(rate) = trace.tokens.map(|tokens| tokens as f64 / trace.iteration.to_ms() * 1e3) {
+        text += &format!(", {rate:.0} tokens/s");
+    }
+    text += ".\n\n| memory | peak |\n|---|---|\n";
+    for memory in trace.memories.iter().filter(|memory| memory.peak > Bytes::ZERO) {
+        text += &format!("| {} | {} |\n", memory.name, memory.peak);
+    }
+    Ok(text)
 }
 
 /// The tokens of each step of a text, as a safetensors file.

@@ -170,8 +170,13 @@ fn places_are_free_before_they_are_written_again() {
     let streamed = |stage: Stage, hardware: &Hardware| {
         stage.with_weights_in(hardware.memory("dram0").unwrap()).with_optimizer_on(hardware.device("cpu0").unwrap())
     };
-    for (system, resident) in [(System::Mobius, 2), (System::Superpipeline, 3), (System::NaiveSwap, 2)] {
-        let plan = plan(system, &["gpu0"; 8], &streamed, &[(Knob::Resident, resident)]);
+    let cases = [
+        (System::Mobius, &[][..]),
+        (System::Superpipeline, &[(Knob::Resident, 3)][..]),
+        (System::NaiveSwap, &[(Knob::Resident, 2)][..]),
+    ];
+    for (system, knobs) in cases {
+        let plan = plan(system, &["gpu0"; 8], &streamed, knobs);
         let folder = torch(&plan, None, PLAIN).unwrap();
         check_places(&serde_json::from_str(&folder.files["program.json"]).unwrap());
     }

@@ -3,7 +3,7 @@
 use crate::{
     Failure,
     args::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch},
-    exporting::{Destination, Extras},
+    exporting::{Destination, Extras, expectation},
     input, output,
 };
 use spipe_base::Faults;
@@ -43,7 +43,10 @@ fn export(what: &ExportFolder, make: &dyn Fn(&Plan, Beside) -> Result<Folder, Fa
         return Err(Faults::from(fault).into());
     }
     let beside = Beside { steps: what.data.as_ref().map(|_| what.steps) };
-    let folder = make(&plan, beside)?;
+    let mut folder = make(&plan, beside)?;
+    if let Some(page) = folder.files.get_mut("README.md") {
+        page.push_str(&expectation(&plan)?);
+    }
     output::warn(folder.warnings.iter());
     let extras = Extras {
         weights: what.weights.as_deref(),

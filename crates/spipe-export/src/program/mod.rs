@@ -13,7 +13,7 @@ use crate::{
 use file::ProgramFile;
 pub use file::schema;
 use spipe_base::{Diagnostic, Faults};
-use spipe_plan::{OrderKind, Placement, Plan};
+use spipe_plan::{GradientsLeave, OrderKind, Placement, Plan, Update};
 use spipe_schedule::lower;
 
 const SCRIPTS: [(&str, &str); 14] = [
@@ -34,8 +34,10 @@ const SCRIPTS: [(&str, &str); 14] = [
 ];
 
 /// Whether a placement's order is beyond PyTorch's pipeline runtime, and needs the interpreter.
-pub const fn is_needed(placement: &Placement) -> bool {
-    matches!(placement.order, OrderKind::Rounds(_))
+pub fn is_needed(placement: &Placement) -> bool {
+    matches!(placement.order, OrderKind::Rounds(_) | OrderKind::Uniform)
+        || placement.update == Update::Delayed
+        || placement.gradients_leave == GradientsLeave::EachMicrobatch
 }
 
 /// Refuses what the interpreter cannot run.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from memory import Memory
-from passes import Graph, Stage
+from passes import Graph, Later, Stage
 from program import GRAPHS, Action, Program
 from store import Store
 from tokens import Tokens, count, loss_sum
@@ -33,6 +33,10 @@ class Compute:
         self.stages = {stage.index: Stage(program, stage.index, memory) for stage in program.stages if stage.rank == world.rank}
         self.batches: dict[int, Batch] = {}
         self.batch_lock = threading.Lock()
+        offloads = [action for action in program.actions.values() if action.kind == "offload"]
+        self.leaving = {buffer.id for action in offloads for buffer in action.read("saved")}
+        # By stage and microbatch, what backward-inputs have left.
+        self.later: dict[tuple[int, int], list[Later]] = {}
         self.losses: torch.Tensor | None = None
 
     def batch(self, iteration: int) -> Batch:
@@ -76,7 +80,7 @@ class Compute:
         start = max(first + self.program.stages[action.stage].recomputed, stage.first_tracked) if graphs else end
         x = stage.run(range(first, min(start, end)), x, outputs)
         if start < end:
-            with stage.outliving(not action.read("parameters")[0].resident):
+            with stage.outliving(not action.read("parameters")[0].resident, graphs[-1].id in self.leaving):
                 graph = self.with_loss(stage, stage.track(range(start, end), x, outputs), action, iteration)
             self.store.put(graphs[-1], iteration, graph)
             loss = graph.output
@@ -107,23 +111,47 @@ class Compute:
         graph = stage.track(layers, x, {})
         return self.with_loss(stage, graph, action, iteration) if layers[-1] == stage.layers[-1] else graph
 
-    def backward(self, action: Action, iteration: int) -> None:
-        stage, x = self.begin(action, iteration)
+    def graphs(self, stage: Stage, x: torch.Tensor, action: Action, iteration: int) -> list[Graph]:
+        """The graphs of a stage's layers, with those at the front that no forward and no recompute has kept."""
         graphs = [graph for buffer in action.read(*GRAPHS) if (graph := self.store.graph(buffer, iteration)) is not None]
         graphs.sort(key=lambda graph: graph.first)
         known = graphs[0].first if graphs else stage.layers[-1] + 1
         if stage.first_tracked < known:
-            # Layers at the front whose graph no forward and no recompute has kept.
             x = stage.run(range(stage.layers[0], stage.first_tracked), x, {})
             graphs.insert(0, self.with_end(stage, range(stage.first_tracked, known), x, action, iteration))
-        (gradients, begins) = next((buffer, version == 1) for buffer, version in action.writes if buffer.content == "gradients")
-        stage.attach(gradients, next(iter(action.written("shared-gradients")), None), begins)
+        return graphs
+
+    def seed(self, action: Action, iteration: int) -> torch.Tensor:
+        """The gradient of a stage's output, or that of the loss: of its part in the mean over all tokens."""
         incoming = action.read("gradient")
         if incoming:
-            seed = self.store.tensor(incoming[0], iteration)
-        else:
-            seed = torch.tensor(self.board.scale[iteration % RING] / max(self.batch(iteration).count, 1), device=self.world.device)
-        gradient = stage.backward(graphs, seed)
+            return self.store.tensor(incoming[0], iteration)
+        return torch.tensor(self.board.scale[iteration % RING] / max(self.batch(iteration).count, 1), device=self.world.device)
+
+    def attach(self, stage: Stage, action: Action) -> None:
+        (gradients, begins) = next((buffer, version == 1) for buffer, version in action.writes if buffer.content == "gradients")
+        stage.attach(gradients, next(iter(action.written("shared-gradients")), None), begins)
+
+    def pass_on(self, action: Action, iteration: int, gradient: torch.Tensor | None) -> None:
         for buffer in action.written("gradient"):
             assert gradient is not None
             self.store.put(buffer, iteration, gradient)
+
+    def backward(self, action: Action, iteration: int) -> None:
+        stage, x = self.begin(action, iteration)
+        graphs = self.graphs(stage, x, action, iteration)
+        self.attach(stage, action)
+        self.pass_on(action, iteration, stage.backward(graphs, self.seed(action, iteration)))
+
+    def backward_input(self, action: Action, iteration: int) -> None:
+        stage, x = self.begin(action, iteration)
+        assert action.stage is not None and action.microbatch is not None
+        gradient, later = stage.backward_input(self.graphs(stage, x, action, iteration), self.seed(action, iteration))
+        self.later[action.stage, action.microbatch] = later
+        self.pass_on(action, iteration, gradient)
+
+    def backward_weight(self, action: Action, iteration: int) -> None:
+        assert action.stage is not None and action.microbatch is not None
+        stage = self.stages[action.stage]
+        self.attach(stage, action)
+        stage.backward_weight(self.later.pop((action.stage, action.microbatch)))

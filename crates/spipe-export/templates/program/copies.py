@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from memory import Memory
+from offload import Blocks
 from program import Action, Program
 from store import Store
 from world import World
@@ -15,17 +16,18 @@ class Copies:
 
     def __init__(self, program: Program, world: World, memory: Memory, store: Store) -> None:
         self.program, self.world, self.memory, self.store = program, world, memory, store
+        self.blocks = Blocks(world.device)
 
-    def pairs(self, action: Action) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def pairs(self, action: Action, iteration: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The places from which, and to which, parameters or gradients are copied."""
         shared = action.written("shared", "shared-gradients")
         if shared:
             source = next(buffer for buffer, _ in action.reads if buffer.id != shared[0].id)
             return [(self.memory.table(source), self.memory.table(shared[0]))]
-        written = action.written("parameters", "gradients")
+        written = action.written("parameters", "updated", "gradients")
         found = []
-        for source in action.read("parameters", "gradients"):
-            for target in written:
+        for source in action.read("parameters", "updated", "gradients"):
+            for target in (self.memory.at(buffer, iteration) for buffer in written):
                 layers = [layer for layer in self.memory.layout.held(source) if layer in target.layers]
                 if layers and source.id != target.id:
                     count = sum(self.memory.layout.count(layer) for layer in layers)
@@ -34,20 +36,42 @@ class Copies:
         return found
 
     @torch.no_grad()
-    def move(self, action: Action, _iteration: int) -> None:
+    def move(self, action: Action, iteration: int) -> None:
         adds = any(buffer in action.read("gradients", "shared-gradients") for buffer, _ in action.writes)
-        for source, target in self.pairs(action):
+        for source, target in self.pairs(action, iteration):
             if adds:
                 target.add_(source.to(target.device))
             else:
                 target.copy_(source, non_blocking=True)
 
     @torch.no_grad()
-    def write_back(self, action: Action, _iteration: int) -> None:
-        """Copies parameters to the host although it has them unchanged: the bytes go nowhere that is read."""
+    def write_back(self, action: Action, iteration: int) -> None:
+        """Copies updated parameters back; those that the host has unchanged go nowhere that is read."""
+        if action.writes:
+            self.move(action, iteration)
+            return
         for buffer in action.read("parameters"):
             numbers = self.memory.flat(buffer)
             self.memory.host.scratch(numbers.nbytes).view(numbers.dtype).copy_(numbers, non_blocking=True)
+
+    @torch.no_grad()
+    def offload(self, action: Action, iteration: int) -> None:
+        """Copies saved activations to the host; the buffer says how many bytes leave."""
+        (source,), (target,) = action.read("saved"), action.written("saved")
+        graph = self.store.graph(source, iteration)
+        if graph is not None and graph.holder is not None:
+            self.blocks.offload(graph.holder, source.bytes)
+            self.store.put(target, iteration, graph)
+
+    @torch.no_grad()
+    def reload(self, action: Action, iteration: int) -> None:
+        """Copies them back."""
+        (target,) = action.written("reloaded")
+        for source in action.read("saved"):
+            graph = self.store.graph(source, iteration)
+            if graph is not None and graph.holder is not None:
+                self.blocks.reload(graph.holder)
+                self.store.put(target, iteration, graph)
 
     @torch.no_grad()
     def accumulate(self, action: Action, _iteration: int) -> None:

@@ -171,6 +171,10 @@ class Memory:
     def sees(self, buffer: Buffer) -> bool:
         return buffer.memory in self.regions
 
+    def at(self, buffer: Buffer, iteration: int) -> Buffer:
+        """The buffer whose place this one has in an iteration: what leaves one and arrives in the next changes places with it."""
+        return self.program.partners.get(buffer.id, buffer) if iteration % 2 else buffer
+
     def flat(self, buffer: Buffer) -> torch.Tensor:
         """The numbers of a buffer."""
         assert buffer.offset is not None

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 import model
 from memory import Memory
+from offload import Held, Holder
 from program import Buffer, Program
 
 
@@ -26,6 +28,7 @@ class Graph:
     first: int
     input: torch.Tensor | None
     output: torch.Tensor
+    holder: Holder | None = None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Stage:
         self.homes = {layer: homes(module) for layer, module in self.modules.items()}
         self.leaves: dict[tuple[int, str], nn.Parameter] = {}
         self.bases: list[torch.Tensor] = []
+        self.holder: Holder | None = None
 
     @property
     def table(self) -> tuple[int, str]:
@@ -100,29 +104,36 @@ class Stage:
         if shared is not None:
             self.leaves[self.table].grad = self.memory.table(shared).view(self.memory.layout.table.shape)
 
-    def pack(self, tensor: torch.Tensor) -> Any:
+    def pack(self, tensor: torch.Tensor) -> Saved | Held | torch.Tensor:
         for index, base in enumerate(self.bases):
             if tensor.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() and tensor.dtype == base.dtype:
                 first = int(tensor.storage_offset()) - int(base.storage_offset())
                 if 0 <= first < len(base):
                     return Saved(index == 1, first, tuple(tensor.shape), tuple(tensor.stride()))
-        return tensor
+        return self.holder.hold(tensor) if self.holder is not None else tensor
 
-    def unpack(self, saved: Any) -> torch.Tensor:
+    def unpack(self, saved: Saved | Held | torch.Tensor) -> torch.Tensor:
         if isinstance(saved, Saved):
             base = self.bases[int(saved.shared)]
             return base.as_strided(saved.size, saved.stride, base.storage_offset() + saved.first)
-        assert isinstance(saved, torch.Tensor)
-        return saved
+        if isinstance(saved, torch.Tensor):
+            return saved
+        assert saved.tensor is not None, "a saved tensor is still on the host"
+        if saved.tensor.is_cuda:
+            saved.tensor.record_stream(torch.cuda.current_stream())
+        return saved.tensor
 
     @contextlib.contextmanager
-    def outliving(self, is_needed: bool) -> Iterator[None]:
-        """Graphs made in this context outlive the place of their parameters."""
-        if not is_needed:
+    def outliving(self, moves: bool, leaves: bool) -> Iterator[None]:
+        """Graphs made in this context outlive the place of their parameters (`moves`), or their saved tensors may leave the
+        device until the backward (`leaves`)."""
+        if not (moves or leaves):
             yield
             return
+        self.holder = Holder() if leaves else None
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield
+        self.holder = None
 
     @property
     def first_tracked(self) -> int:
@@ -148,7 +159,7 @@ class Stage:
                 x = self.modules[layer](x)
                 if layer in outputs:
                     outputs[layer] = x.detach()
-        return Graph(layers[0], given, x)
+        return Graph(layers[0], given, x, self.holder)
 
     def backward(self, graphs: list[Graph], seed: torch.Tensor) -> torch.Tensor | None:
         """Runs the backward of graphs from the last to the first; the gradient of the first one's input."""
@@ -160,6 +171,45 @@ class Stage:
             torch.autograd.backward(graph.output, gradient.to(graph.output.dtype))
             gradient = graph.input.grad if graph.input is not None else None
         return gradient
+
+    def backward_input(self, graphs: list[Graph], seed: torch.Tensor) -> tuple[torch.Tensor | None, list[Later]]:
+        """The part of a backward that makes the gradient of the input, and what is left of it."""
+        gradient: torch.Tensor | None = seed
+        later: list[Later] = []
+        for graph in sorted(graphs, key=lambda graph: graph.first, reverse=True):
+            if not graph.output.requires_grad:
+                break
+            assert gradient is not None
+            gradient = gradient.to(graph.output.dtype)
+            if graph.input is None:
+                # Without a gradient of the input all of it is the other part.
+                later.append(Later(graph, gradient, []))
+                break
+            _, groups = stage_backward_input([graph.output], [gradient], [graph.input], iter(self.own()))
+            later.append(Later(graph, None, groups))
+            gradient = graph.input.grad
+        return (gradient if graphs[0].input is not None else None), later
+
+    def backward_weight(self, later: list[Later]) -> None:
+        """The rest: the gradients of the parameters."""
+        for one in later:
+            if one.gradient is not None:
+                torch.autograd.backward(one.graph.output, one.gradient)
+            else:
+                stage_backward_weight(iter(self.own()), one.groups)
+
+    def own(self) -> list[nn.Parameter]:
+        """The parameters with gradients, each once."""
+        return list({id(leaf): leaf for leaf in self.leaves.values() if leaf.requires_grad}.values())
+
+
+@dataclass
+class Later:
+    """The part of a backward that makes the gradients of parameters."""
+
+    graph: Graph
+    gradient: torch.Tensor | None
+    groups: list[dict[str, Any]]
 
 
 def homes(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:

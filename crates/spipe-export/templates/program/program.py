@@ -12,15 +12,15 @@ from storage import Fault
 FORMAT_VERSION = 1
 # What an action moves, and between which contents, is said by its kind and by the buffers that it reads and writes.
 KINDS = {
-    "forward", "recompute", "backward", "copy-activation", "copy-gradient", "copy-checkpoint", "weights-in", "gradients-out",
-    "write-back", "accumulate", "norm", "optimizer-step", "check", "rollback", "barrier",
-}
-CONTENTS = {
-    "parameters", "gradients", "optimizer-state", "norm", "shared", "shared-gradients", "activation", "gradient", "saved",
-    "recomputed", "checkpoint", "undo-log", "workspace",
+    "forward", "recompute", "backward", "backward-input", "backward-weight", "copy-activation", "copy-gradient", "copy-checkpoint",
+    "weights-in", "gradients-out", "offload", "reload", "write-back", "accumulate", "norm", "optimizer-step", "check", "rollback", "barrier",
 }  # fmt: skip
-GRAPHS = ("saved", "recomputed")
-PASSES = {"forward": "F", "recompute": "R", "backward": "B"}
+CONTENTS = {
+    "parameters", "updated", "gradients", "optimizer-state", "norm", "shared", "shared-gradients", "activation", "gradient", "saved",
+    "recomputed", "reloaded", "checkpoint", "undo-log", "workspace",
+}  # fmt: skip
+GRAPHS = ("saved", "recomputed", "reloaded")
+PASSES = {"forward": "F", "recompute": "R", "backward": "B", "backward-input": "I", "backward-weight": "W"}
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Buffer:
     bytes: int
     offset: int | None
     resident: bool
+    # The buffer that it is in the next iteration.
+    into: int | None
 
 
 @dataclass(frozen=True)
@@ -144,9 +146,13 @@ class Program:
         self.ranks: list[dict[str, Any]] = self.settings["ranks"]
         self.memories: list[dict[str, Any]] = self.settings["memories"]
         self.buffers = [
-            Buffer(index, it["content"], layers(it.get("layers")), it["memory"], it["bytes"], it.get("offset"), it.get("resident", False))
+            Buffer(index, it["content"], layers(it.get("layers")), it["memory"], it["bytes"], it.get("offset"), it.get("resident", False), it.get("into"))
             for index, it in enumerate(self.settings["buffers"])
         ]
+        # What leaves an iteration, and what it is in the next one: the two change places.
+        self.partners = {buffer.id: self.buffers[buffer.into] for buffer in self.buffers if buffer.into is not None}
+        self.partners |= {buffer.into: buffer for buffer in self.buffers if buffer.into is not None}
+        self.arriving = {buffer.into for buffer in self.buffers if buffer.into is not None}
         self.stages = [
             Stage(index, it["rank"], layers(it["layers"]), it["recomputed"]) for index, it in enumerate(self.settings["stages"])
         ]

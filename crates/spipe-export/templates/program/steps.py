@@ -40,26 +40,25 @@ class Steps:
 
     def norm(self, action: Action, iteration: int) -> None:
         (gradients,), (to,) = action.read("gradients"), action.written("norm")
-        self.board.squares[to.id] = squares(self.memory.flat(gradients))
+        self.board.squares[to.id] = squares(self.memory.flat(self.memory.at(gradients, iteration))) / self.scale_of(action, iteration) ** 2
 
     def check(self, action: Action, iteration: int) -> None:
         """Decides about all gradients: their factor, or that they are left out."""
         scale, clip = self.board.scale[iteration % RING], self.program.settings["clip-norm"]
-        total = sum(self.board.squares[buffer.id] for buffer in action.read("norm", "optimizer-state"))
-        norm = math.sqrt(total) / scale
+        norm = math.sqrt(sum(self.board.squares[buffer.id] for buffer in action.read("norm", "optimizer-state")))
         if not math.isfinite(norm) and scale <= 1.0:
             raise Fault("the gradients are not finite: lower the learning rate, or clip the gradients")
         clipped = min(clip / (norm + 1e-6), 1.0) if clip is not None else 1.0
         self.board.norm[iteration % RING] = norm
         self.board.factor[iteration % RING] = clipped if math.isfinite(norm) else LEFT_OUT
 
-    def parts(self, action: Action, state: Buffer) -> list[Part]:
+    def parts(self, action: Action, state: Buffer, iteration: int) -> list[Part]:
         """The numbers of a step, layer by layer."""
         layout = self.memory.layout
         master, mean, square = self.memory.state(state)
-        gradients = next(iter(action.read("gradients")), None)
+        gradients = next((self.memory.at(buffer, iteration) for buffer in action.read("gradients")), None)
         found = []
-        for buffer in action.read("parameters"):
+        for buffer in action.read("parameters", "updated"):
             for layer in buffer.layers:
                 if layer not in layout.held(state):
                     continue
@@ -72,19 +71,28 @@ class Steps:
     @torch.no_grad()
     def step(self, action: Action, iteration: int) -> None:
         (state,) = action.read("optimizer-state")
-        parts = self.parts(action, state)
+        parts = self.parts(action, state, iteration)
         for log in action.written("undo-log"):
             self.copy_log(log, state, parts, back=False)
         factor = self.board.factor[iteration % RING] if action.id in self.checked else 1.0
         if action.id not in self.checked and state.id in self.speculative:
-            self.board.squares[state.id] = sum(squares(part.gradients) for part in parts)
+            self.board.squares[state.id] = sum(squares(part.gradients) for part in parts) / self.scale_of(action, iteration) ** 2
             factor = 1.0 if math.isfinite(self.board.squares[state.id]) else LEFT_OUT
-        if factor == LEFT_OUT:
+        if factor == LEFT_OUT or (iteration == 0 and self.is_late(action)):
+            # Of delayed steps the first has no gradients.
             return
         self.counts[state.id] += 1
         for part in parts:
-            scale = self.board.scale[iteration % RING]
+            scale = self.scale_of(action, iteration)
             self.optimizers[action.lane].step(part, self.counts[state.id], self.rate(iteration), factor / scale)
+
+    def is_late(self, action: Action) -> bool:
+        """Whether an action has the gradients of the iteration before."""
+        return any(buffer.id in self.program.arriving for buffer in action.read("gradients"))
+
+    def scale_of(self, action: Action, iteration: int) -> float:
+        """The loss scale that an action's gradients carry."""
+        return self.board.scale[(iteration - self.is_late(action)) % RING]
 
     def copy_log(self, log: Buffer, state: Buffer, parts: list[Part], back: bool) -> None:
         """Copies parameters and moments to a log, or back."""
@@ -100,7 +108,7 @@ class Steps:
     @torch.no_grad()
     def rollback(self, action: Action, iteration: int) -> None:
         (state,), (log,) = action.read("optimizer-state"), action.read("undo-log")
-        self.copy_log(log, state, self.parts(action, state), back=True)
+        self.copy_log(log, state, self.parts(action, state, iteration), back=True)
         if math.isfinite(self.board.squares[state.id]):
             self.counts[state.id] -= 1
         self.board.undone[self.world.rank] += 1

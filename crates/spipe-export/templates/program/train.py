@@ -113,9 +113,11 @@ class Training:
                     found = source.read(layout.whole_name(layer, tensor.name), tensor.shape, 0, tensor.count)
                     numbers[first : first + tensor.count].copy_(found)
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self, step: int) -> dict[str, torch.Tensor]:
         """What this process puts into a checkpoint."""
-        return {self.name_of(buffer): self.memory.flat(buffer) for buffer in self.own()}
+        held = {self.name_of(buffer): self.memory.flat(buffer) for buffer in self.own()}
+        late = [self.program.buffers[arrives] for arrives in sorted(self.program.arriving) if self.world.rank == 0]
+        return held | {f"late.{buffer.id}": self.memory.flat(self.memory.at(buffer, step)) for buffer in late}
 
     def name_of(self, buffer: Buffer) -> str:
         memory = self.program.memories[buffer.memory]["name"]
@@ -126,11 +128,14 @@ class Training:
             # Other processes may still step what this one saves.
             self.world.barrier()
             numbers = {f"steps.{state}": float(count) for state, count in self.actions.steps.counts.items()}
-            self.checkpoints.save(step, self.tensors(), {**numbers, "scale": self.scale, "good": float(self.good)})
+            self.checkpoints.save(step, self.tensors(step), {**numbers, "scale": self.scale, "good": float(self.good)})
 
     def resume(self) -> None:
         assert self.checkpoints is not None
-        self.first, numbers = self.checkpoints.load(self.tensors())
+        self.first, numbers = self.checkpoints.load(self.tensors(0))
+        if self.first % 2 and self.world.rank == 0:
+            for buffer in (self.program.buffers[arrives] for arrives in self.program.arriving):
+                self.memory.flat(self.memory.at(buffer, self.first)).copy_(self.memory.flat(buffer))
         self.actions.steps.counts = {state: int(numbers[f"steps.{state}"]) for state in self.actions.steps.counts}
         self.scale, self.good = numbers["scale"], int(numbers["good"])
 

@@ -29,6 +29,8 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_layer": 5, "n_embd": 64, "n_
         "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
 # Memory of an emulated accelerator that holds some layers of a model, but not all.
 MEMORY = {"llama": "4 MiB", "gpt2": "2 MiB", "demo": "200 MiB"}
+# Memory of one that holds a stage of a pipeline.
+ROOMY = "8 MiB"
 # A text that stays as it is, so that norms and losses do.
 TEXT = " ".join(str(number * number) for number in range(4000))
 
@@ -50,10 +52,10 @@ def model(folder, family):
     return path
 
 
-def planned(folder, family, system, count, *options, precision="fp32", name="plan"):
+def planned(folder, family, system, count, *options, precision="fp32", name="plan", memory=None):
     """A plan on some emulated accelerators beside a socket."""
     path = os.path.join(folder, f"{name}-{family}-{system}-{count}.json")
-    file = machine(folder, count, MEMORY[family])
+    file = machine(folder, count, memory or MEMORY[family])
     with open(file) as opened:
         text = opened.read().replace('peak = { f32 = "50 GFLOP/s" }', 'peak = { f32 = "50 GFLOP/s", f16 = "50 GFLOP/s", bf16 = "50 GFLOP/s" }')
     with open(file, "w") as opened:
@@ -93,8 +95,11 @@ def trained(folder, *options, steps=STEPS):
     return lines(texts)
 
 
-def plain(folder, out, clip=None, scale=1.0):
-    """Plain single-process training of an export's model: PyTorch's AdamW on 32-bit copies, one microbatch after the other."""
+def plain(folder, out, clip=None, scale=1.0, late=False):
+    """Plain single-process training of an export's model: PyTorch's AdamW on 32-bit copies, one microbatch after the other.
+
+    With `late`, each step uses the gradients of the iteration before; the first iteration has none.
+    """
     import sys
 
     import torch
@@ -115,7 +120,7 @@ def plain(folder, out, clip=None, scale=1.0):
         parameters.fill([one], os.path.join(folder, "weights"), 1)
     tokens = Tokens(os.path.join(folder, "tokens.safetensors"), settings["batch"], settings["model"]["vocabulary"], 1)
     adam = torch.optim.AdamW(masters.parameters(), lr=RATE)
-    count, found = settings["batch"]["microbatches"], []
+    count, found, before = settings["batch"]["microbatches"], [], None
     for step in range(STEPS):
         total = 0.0
         for x, y in zip(*(part.chunk(count) for part in tokens.rows(step, range(BATCH)))):
@@ -126,8 +131,10 @@ def plain(folder, out, clip=None, scale=1.0):
         is_finite = norm == norm and norm != float("inf")
         if is_finite:
             factor = 1.0 if clip is None else min(clip / (norm + 1e-6), 1.0)
-            for master, parameter in zip(masters.parameters(), stage.parameters()):
-                master.grad = parameter.grad.float() * (factor / scale)
+            gradients = [parameter.grad.float() * (factor / scale) for parameter in stage.parameters()]
+            for master, gradient in zip(masters.parameters(), before or [] if late else gradients):
+                master.grad = gradient
+            before = gradients
             adam.step()
             with torch.no_grad():
                 for master, parameter in zip(masters.parameters(), stage.parameters()):

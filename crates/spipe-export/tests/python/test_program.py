@@ -9,7 +9,7 @@ import unittest
 
 from processes import apart, child, port, script, wait
 from spipe import spipe
-from streamed import RATE, STEPS, SYSTEMS, exported, lines, ours, planned, program, reference, trained
+from streamed import RATE, ROOMY, STEPS, SYSTEMS, exported, lines, ours, planned, program, reference, trained
 
 TOLERANCE = 1e-5
 # A norm that the gradients of some steps exceed, and those of others do not.
@@ -47,6 +47,26 @@ class Programs(unittest.TestCase):
         for expected in self.expected(family, plan, folder):
             self.near(losses, expected)
         self.in_order(plan, folder, trace)
+
+    def check_pipeline(self, family, system, count):
+        """A pipeline with offloaded activations; its gradients are those of plain PyTorch."""
+        plan = planned(self.root, family, system, count, memory=ROOMY)
+        folder = exported(plan)
+        kinds = {action["kind"] for lane in program(folder)["lanes"] for action in lane["actions"]}
+        self.assertLessEqual({"offload", "reload", "backward-input", "backward-weight"}, kinds)
+        trace = os.path.join(folder, "trace")
+        losses = [line["loss"] for line in trained(folder, "--trace", trace)]
+        for expected in self.expected(family, plan, folder):
+            self.near(losses, expected)
+        self.in_order(plan, folder, trace)
+
+    def test_delayed_steps_use_gradients_of_the_iteration_before(self):
+        folder = exported(planned(self.root, "gpt2", "zero-offload-delayed", 1, memory=ROOMY))
+        self.near([line["loss"] for line in trained(folder)], [line["loss"] for line in reference(folder, late=True)])
+        options = ["--checkpoint-dir", os.path.join(folder, "checkpoints"), "--checkpoint-every", "3"]
+        whole = [line["loss"] for line in trained(folder, *options, steps=3)]
+        rest = [line["loss"] for line in trained(folder, *options, "--resume")]
+        self.near(whole + rest, [line["loss"] for line in reference(folder, late=True)])
 
     def in_order(self, plan, folder, trace):
         """The imported trace has the program's actions on every lane, in the program's order."""
@@ -243,6 +263,12 @@ def case(family, system, count):
     return lambda self: self.check(family, system, count)
 
 
+def pipeline(family, system, count):
+    return lambda self: self.check_pipeline(family, system, count)
+
+
+for family, system, count in (("llama", "po-h", 2), ("gpt2", "po-f", 2), ("gpt2", "po-h", 4)):
+    setattr(Programs, f"test_{family}_{system}_in_{count}".replace("-", "_"), pipeline(family, system, count))
 for family in ("llama", "gpt2"):
     for system in SYSTEMS:
         for count in (1, 2):
