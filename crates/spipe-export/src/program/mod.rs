@@ -33,11 +33,12 @@ const SCRIPTS: [(&str, &str); 14] = [
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
 
-/// Whether a placement's order is beyond PyTorch's pipeline runtime, and needs the interpreter.
+/// Whether a placement is beyond PyTorch's pipeline runtime and its hooks, and needs the interpreter.
 pub fn is_needed(placement: &Placement) -> bool {
     matches!(placement.order, OrderKind::Rounds(_) | OrderKind::Uniform)
         || placement.update == Update::Delayed
         || placement.gradients_leave == GradientsLeave::EachMicrobatch
+        || placement.stages.iter().any(|stage| stage.offload.is_some())
 }
 
 /// Refuses what the interpreter cannot run.

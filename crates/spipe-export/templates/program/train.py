@@ -57,6 +57,8 @@ class Training:
         tokens = Tokens(options.data, program.settings["batch"], program.model["vocabulary"], options.seed)
         self.actions = Actions(program, self.world, self.memory, tokens, self.rate, options.weight_decay)
         self.scale, self.good = (options.loss_scale if program.settings["precision"] == "fp16" else 1.0), 0
+        # That of the iteration before the first, whose gradients delayed steps may have.
+        self.last_scale = self.scale
         self.durations: list[float] = []
         self.first = 0
         self.checkpoints = None
@@ -128,7 +130,8 @@ class Training:
             # Other processes may still step what this one saves.
             self.world.barrier()
             numbers = {f"steps.{state}": float(count) for state, count in self.actions.steps.counts.items()}
-            self.checkpoints.save(step, self.tensors(step), {**numbers, "scale": self.scale, "good": float(self.good)})
+            self.checkpoints.save(step, self.tensors(step), {**numbers, "scale": self.scale, "good": float(self.good),
+                                                              "last-scale": self.world.board.scale[(step - 1) % RING]})  # fmt: skip
 
     def resume(self) -> None:
         assert self.checkpoints is not None
@@ -137,7 +140,7 @@ class Training:
             for buffer in (self.program.buffers[arrives] for arrives in self.program.arriving):
                 self.memory.flat(self.memory.at(buffer, self.first)).copy_(self.memory.flat(buffer))
         self.actions.steps.counts = {state: int(numbers[f"steps.{state}"]) for state in self.actions.steps.counts}
-        self.scale, self.good = numbers["scale"], int(numbers["good"])
+        self.scale, self.good, self.last_scale = numbers["scale"], int(numbers["good"]), numbers["last-scale"]
 
     def learn_scale(self, iteration: int) -> None:
         """Halves the loss scale after an overflow, and doubles it after many steps without one."""
@@ -159,6 +162,7 @@ class Training:
         board.over[self.world.rank] = self.first
         if self.world.rank == 0:
             board.control[LAST], board.control[GRANTED] = options.steps, self.first
+            board.scale[(self.first - 1) % RING] = self.last_scale
         self.world.barrier()
         self.engine.scale = self.scale
         self.engine.start()

@@ -68,6 +68,22 @@ class Programs(unittest.TestCase):
         rest = [line["loss"] for line in trained(folder, *options, "--resume")]
         self.near(whole + rest, [line["loss"] for line in reference(folder, late=True)])
 
+    def test_gradients_leave_with_each_microbatch(self):
+        plan = planned(self.root, "llama", "zero-offload", 1, "--pin", "gradients-leave=1", memory=ROOMY)
+        folder = exported(plan)
+        out = [action for lane in program(folder)["lanes"] for action in lane["actions"] if action["kind"] == "gradients-out"]
+        self.assertGreater(len(out), len(program(folder)["stages"]))
+        losses = [line["loss"] for line in trained(folder)]
+        for expected in self.expected("llama", plan, folder):
+            self.near(losses, expected)
+
+    def test_a_grouped_order_offloads(self):
+        plan = planned(self.root, "gpt2", "gis", 2, "--pin", "offload=1..4", memory=ROOMY)
+        folder = exported(plan)
+        losses = [line["loss"] for line in trained(folder)]
+        for expected in self.expected("gpt2", plan, folder):
+            self.near(losses, expected)
+
     def in_order(self, plan, folder, trace):
         """The imported trace has the program's actions on every lane, in the program's order."""
         measured = os.path.join(folder, "measured.json")
