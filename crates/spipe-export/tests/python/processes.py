@@ -9,7 +9,11 @@ import sys
 import time
 import traceback
 
-import torch  # noqa: F401  (imported before processes are forked, so that each of them has it)
+# Imported before processes are forked, so that each of them has it.
+import torch  # noqa: F401
+import torch.distributed.fsdp  # noqa: F401
+import torch.distributed.pipelining  # noqa: F401
+import torch.profiler  # noqa: F401
 
 LIMIT = 300
 
