@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// The time of the search for the nearest plan: a refusal should not let its reader wait.
 const LIMIT: Duration = Duration::from_secs(15);
 
+/// The folder of a plan, or the faults for which the engine refuses it.
+type Make<'a> = dyn Fn(&Plan, Beside) -> Result<Folder, Faults> + 'a;
+
 /// An engine with the folder that it makes of a plan.
 pub struct Engine<'a> {
     /// The name of its export.
@@ -20,7 +23,7 @@ pub struct Engine<'a> {
     /// The systems that it takes for some model.
     pub systems: &'static [System],
     /// The folder of a plan.
-    pub make: Box<dyn Fn(&Plan, Beside) -> Result<Folder, Faults> + 'a>,
+    pub make: Box<Make<'a>>,
 }
 
 /// The systems of PyTorch's pipelines.

@@ -5,7 +5,7 @@ mod refusal;
 mod settings;
 
 use crate::{
-    folder::{COMMON, Folder, filled},
+    folder::{COMMON, Folder, OPTIONS, filled},
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
 };
@@ -119,6 +119,7 @@ fn readme(plan: &Plan, settings: &Settings, launch: &Launch) -> String {
             ("commands", launch.commands()),
             ("table", settings.table()),
             ("state", state.into()),
+            ("options", OPTIONS.into()),
         ],
     )
 }
