@@ -42,7 +42,7 @@ fn on_backend(executor: Executor, name: &str, backend: Backend) -> Executor {
 pub fn bindings(plan: &Plan, given: &[String], backend: Backend) -> Result<Vec<Binding>, Failure> {
     let mut asked = asked(plan, given, backend)?;
     let own: BTreeSet<String> = asked.keys().cloned().collect();
-    let (mut cpus, mut emulated, mut gpus) = (0, 0, 0);
+    let (mut cpus, mut emulated) = (0, 0);
     let mut bindings = Vec::new();
     for device in plan.context().hardware.devices() {
         let executor = match &device.kind {
@@ -50,7 +50,7 @@ pub fn bindings(plan: &Plan, given: &[String], backend: Backend) -> Result<Vec<B
             DeviceKind::Gpu if device.emulated => {
                 Executor::Emulated { index: next(&mut emulated), backend, cores: Vec::new() }
             }
-            DeviceKind::Gpu => Executor::Cuda { index: next(&mut gpus) },
+            DeviceKind::Gpu => Executor::Cuda { index: device.index },
         };
         let standard = Binding { device: device.name.clone(), executor };
         bindings.push(asked.remove(&device.name).unwrap_or(standard));

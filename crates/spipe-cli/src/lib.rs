@@ -29,6 +29,7 @@ mod interrupt;
 mod market;
 mod model_files;
 mod names;
+mod nearest;
 mod options;
 mod output;
 mod planning;

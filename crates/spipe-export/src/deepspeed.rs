@@ -1,7 +1,7 @@
 //! DeepSpeed: ZeRO-Offload, ZeRO-Infinity and ZeRO-3 as a configuration and a script that takes it.
 
 use crate::{
-    folder::{COMMON, Folder, filled},
+    folder::{COMMON, Folder, OPTIONS, filled},
     launch::{Beside, Launch},
     network::Network,
     sharded::{Sharded, check_training},
@@ -81,6 +81,7 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>, beside: Beside) -> Result<Fold
         ("ranks", settings.ranks.len().to_string()),
         ("commands", launch.commands()),
         ("table", settings.table()),
+        ("options", OPTIONS.into()),
     ];
     folder.add("README.md", filled(include_str!("../templates/deepspeed/README.md"), &values));
     Ok(folder)

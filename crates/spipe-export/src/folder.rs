@@ -16,6 +16,9 @@ pub(crate) const COMMON: [(&str, &str); 9] = [
     ("checkpoint.py", include_str!("../templates/common/checkpoint.py")),
 ];
 
+/// The options of every script, for the page of a folder.
+pub(crate) const OPTIONS: &str = include_str!("../templates/common/OPTIONS.md");
+
 /// An exported folder.
 #[derive(Clone, Debug, Default)]
 pub struct Folder {

@@ -1,7 +1,7 @@
 //! FSDP2: every process has a shard of each layer's parameters, gradients and optimizer state.
 
 use crate::{
-    folder::{COMMON, Folder, filled},
+    folder::{COMMON, Folder, OPTIONS, filled},
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
     sharded::{Sharded, check_training},
@@ -31,6 +31,7 @@ pub fn fsdp(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
         ("ranks", settings.ranks.len().to_string()),
         ("commands", launch.commands()),
         ("table", settings.table()),
+        ("options", OPTIONS.into()),
         ("home", if settings.offloads { "host memory, and so is AdamW" } else { "the devices" }.into()),
         ("prefetch", settings.prefetch.to_string()),
     ];

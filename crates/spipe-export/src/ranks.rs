@@ -1,9 +1,10 @@
 //! The processes of an export: the device of each, and the part of its computer to which it is bound.
 
 use serde::Serialize;
-use spipe_base::{DeviceId, MemoryId};
+use spipe_base::{DeviceId, MemoryId, NodeId};
 use spipe_hardware::{Device, DeviceKind, Hardware};
 use spipe_plan::Plan;
+use std::collections::BTreeSet;
 
 /// A process and its device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
@@ -13,7 +14,7 @@ pub struct Rank {
     pub device: String,
     /// `gpu` or `cpu`; emulated accelerators are cores.
     pub kind: &'static str,
-    /// The number of the computer.
+    /// The number of the computer among those of the plan, as launchers count them.
     pub node: usize,
     /// The number of the GPU among those of its computer, as `nvidia-smi` counts them.
     gpu: Option<u32>,
@@ -41,6 +42,8 @@ pub fn by_node(hardware: &Hardware, mut devices: Vec<DeviceId>) -> Vec<DeviceId>
 pub fn ranks(plan: &Plan, devices: &[DeviceId], steps_on: impl Fn(DeviceId) -> DeviceId) -> Vec<Rank> {
     let hardware = plan.context().hardware;
     let workers: Vec<DeviceId> = devices.iter().map(|device| steps_on(*device)).collect();
+    let node = |device: &DeviceId| hardware.devices()[*device].node;
+    let nodes: BTreeSet<NodeId> = devices.iter().map(node).collect();
     let rank = |(device, worker): (&DeviceId, &DeviceId)| {
         let found = &hardware.devices()[*device];
         let sharing = workers.iter().filter(|other| *other == worker).count();
@@ -48,7 +51,7 @@ pub fn ranks(plan: &Plan, devices: &[DeviceId], steps_on: impl Fn(DeviceId) -> D
         Rank {
             device: found.name.clone(),
             kind: if is_real_gpu(found) { "gpu" } else { "cpu" },
-            node: found.node.index(),
+            node: nodes.iter().position(|other| *other == found.node).unwrap_or_default(),
             gpu: is_real_gpu(found).then_some(found.index),
             socket,
             sockets,

@@ -64,14 +64,15 @@ fn gpus_keep_their_numbers() {
     };
     let all = found(&machine);
     let number = |name: &str| all.iter().find(|(device, ..)| device == name).unwrap().clone();
-    assert_eq!((number("gpu5").2, number("gpu9").1, number("gpu9").2), (5, 1, 1));
-    let names = ["gpu4", "gpu5", "gpu9", "gpu11", "cpu1"].map(String::from);
+    // Four computers of four GPUs.
+    assert_eq!((number("gpu6").2, number("gpu9").1, number("gpu9").2), (2, 2, 1));
+    let names = ["gpu5", "gpu6", "gpu9", "gpu11", "cpu1"].map(String::from);
     let part = machine.restricted_to(&names).unwrap();
     let again = Hardware::from_toml("part.toml", &part.to_toml()).unwrap();
     let smaller = part.restricted_to(&names[1..4]).unwrap();
     for machine in [&part, &again, &smaller] {
-        for (name, node, index) in found(machine) {
-            assert_eq!((node, index), (number(&name).1, number(&name).2), "{name}");
+        for (name, _, index) in found(machine) {
+            assert_eq!(index, number(&name).2, "{name}");
         }
     }
     let ranged = text.replacen("name = \"gpu{0..15}\"", "name = \"gpu{0..15}\"\nindex = 3", 1);

@@ -4,10 +4,13 @@ use crate::{
     Failure,
     args::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch},
     exporting::{Destination, Extras, expectation},
-    input, output,
+    input,
+    nearest::{self, Engine},
+    output,
 };
-use spipe_base::Faults;
-use spipe_export::{Beside, Folder};
+use spipe_base::{Diagnostic, Faults};
+use spipe_export::Beside;
+use spipe_model::Architecture;
 use spipe_plan::Plan;
 use spipe_schedule::Order;
 
@@ -19,12 +22,10 @@ pub fn run(what: &Export) -> Result<(), Failure> {
                 Some(path) => Some(Order::parse(path, &input::text(path)?)?),
                 None => None,
             };
-            export(folder, &|plan, beside| spipe_export::torch(plan, order.as_ref(), beside))
+            export(folder, &torch(order.as_ref()))
         }
-        Export::Fsdp(folder) => export(folder, &spipe_export::fsdp),
-        Export::Deepspeed(ExportDeepspeed { folder, nvme }) => {
-            export(folder, &|plan, beside| spipe_export::deepspeed(plan, nvme.as_deref(), beside))
-        }
+        Export::Fsdp(folder) => export(folder, &fsdp()),
+        Export::Deepspeed(ExportDeepspeed { folder, nvme }) => export(folder, &deepspeed(nvme.as_deref())),
         Export::Chakra(ExportChakra { plan, output }) => {
             let destination = Destination::open(output)?;
             let plan = input::plan(plan)?;
@@ -35,19 +36,34 @@ pub fn run(what: &Export) -> Result<(), Failure> {
     }
 }
 
-/// Writes the folder that `make` makes of the plan.
-fn export(what: &ExportFolder, make: &dyn Fn(&Plan, Beside) -> Result<Folder, Faults>) -> Result<(), Failure> {
+fn torch(order: Option<&Order>) -> Engine<'_> {
+    let make = move |plan: &Plan, beside| spipe_export::torch(plan, order, beside);
+    Engine { name: "torch", systems: &nearest::PIPELINES, make: Box::new(make) }
+}
+
+fn fsdp() -> Engine<'static> {
+    Engine { name: "fsdp", systems: &nearest::SHARDED, make: Box::new(spipe_export::fsdp) }
+}
+
+fn deepspeed(nvme: Option<&str>) -> Engine<'_> {
+    let make = move |plan: &Plan, beside| spipe_export::deepspeed(plan, nvme, beside);
+    Engine { name: "deepspeed", systems: &nearest::ZERO, make: Box::new(make) }
+}
+
+/// Writes the folder that the engine makes of the plan.
+fn export(what: &ExportFolder, engine: &Engine<'_>) -> Result<(), Failure> {
     let destination = Destination::open(&what.output)?;
     let plan = input::plan(&what.plan)?;
     if let Some(fault) = spipe_plan::beyond_export(&plan.context()) {
         return Err(Faults::from(fault).into());
     }
     let beside = Beside { steps: what.data.as_ref().map(|_| what.steps) };
-    let mut folder = make(&plan, beside)?;
+    let others = || [torch(None), fsdp(), deepspeed(None)];
+    let mut folder = (engine.make)(&plan, beside).map_err(|faults| nearest::refusal(faults, engine, &others(), &plan))?;
     if let Some(page) = folder.files.get_mut("README.md") {
         page.push_str(&expectation(&plan)?);
     }
-    output::warn(folder.warnings.iter());
+    output::warn(folder.warnings.iter().chain(bytes_warning(what, &plan).iter()));
     let extras = Extras {
         weights: what.weights.as_deref(),
         draws_weights: what.initial_weights,
@@ -59,4 +75,16 @@ fn export(what: &ExportFolder, make: &dyn Fn(&Plan, Beside) -> Result<Folder, Fa
     destination.write_with(&folder, &plan, &extras)?;
     output::talk(&format!("wrote `{}`; its README.md has the commands", what.output));
     Ok(())
+}
+
+/// The most tokens of a model that reads bytes.
+const BYTES: u64 = 256;
+
+/// A text that is read byte by byte for a model with more tokens.
+fn bytes_warning(what: &ExportFolder, plan: &Plan) -> Option<Diagnostic> {
+    let Architecture::Transformer(transformer) = plan.context().model.architecture() else { return None };
+    let vocabulary = transformer.vocabulary;
+    let data = what.data.as_ref().filter(|_| what.tokenizer.is_none() && vocabulary > BYTES)?;
+    let warning = format!("`{data}` is read byte by byte, and the model has {vocabulary} tokens");
+    Some(Diagnostic::warning(warning).hint("`--tokenizer FOLDER` writes the tokens of its tokenizer"))
 }

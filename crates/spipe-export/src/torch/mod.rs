@@ -5,7 +5,7 @@ mod refusal;
 mod settings;
 
 use crate::{
-    folder::{COMMON, Folder, filled},
+    folder::{COMMON, Folder, OPTIONS, filled},
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
     program,
@@ -13,9 +13,9 @@ use crate::{
 use order::Exported;
 use settings::Settings;
 pub use settings::fingerprint;
-use spipe_base::{Diagnostic, Faults};
-use spipe_model::Architecture;
-use spipe_plan::Plan;
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults};
+use spipe_model::{Architecture, Precision};
+use spipe_plan::{Plan, Stage};
 use spipe_schedule::{Order, order_of};
 
 const SCRIPTS: [(&str, &str); 3] = [
@@ -88,6 +88,14 @@ fn warnings(plan: &Plan, settings: &Settings) -> Faults {
                 .hint("expect longer steps than predicted"),
         );
     }
+    if let Some((device, bytes)) = unplanned_sums(plan) {
+        warnings.push(
+            Diagnostic::warning(format!(
+                "gradients are summed in 32 bits: {bytes} more on `{device}` than the plan has"
+            ))
+            .hint("`option gradients f32` plans for them; `train.py --narrow-sums` sums in 16 bits"),
+        );
+    }
     let dropout = match plan.context().model.architecture() {
         Architecture::Transformer(transformer) => transformer.block.dropout,
         _ => false,
@@ -96,6 +104,25 @@ fn warnings(plan: &Plan, settings: &Settings) -> Faults {
         warnings.push(Diagnostic::warning("the model has dropout, which the scripts leave out"));
     }
     warnings
+}
+
+/// The device whose sums of gradients in 32 bits exceed the planned gradients by the most bytes: 4 bytes
+/// of each parameter instead of 2.
+fn unplanned_sums(plan: &Plan) -> Option<(String, Bytes)> {
+    let (context, placement) = (plan.context(), plan.placement());
+    let workload = context.workload();
+    let narrow = workload.precision != Precision::Fp32 && workload.formats.gradients.is_none();
+    if !narrow || workload.microbatches < 2 {
+        return None;
+    }
+    let parameters =
+        |stage: &Stage| stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum::<u64>();
+    let more = |device: DeviceId| -> u64 {
+        placement.stages.iter().filter(|stage| stage.lead() == device).map(|stage| 2 * parameters(stage)).sum()
+    };
+    let gpus = placement.devices().into_iter().filter(|device| context.hardware.devices()[*device].is_gpu());
+    let (most, device) = gpus.map(|device| (more(device), device)).max()?;
+    Some((context.hardware.devices()[device].name.clone(), Bytes::new(most)))
 }
 
 /// The page of the folder: what it is, and the commands that start it.
@@ -112,6 +139,7 @@ fn readme(plan: &Plan, settings: &Settings, launch: &Launch) -> String {
             ("commands", launch.commands()),
             ("table", settings.table()),
             ("state", state.into()),
+            ("options", OPTIONS.into()),
         ],
     )
 }

@@ -7,7 +7,7 @@ use crate::{
 };
 use serde::Serialize;
 use spipe_base::{DataType, StageId};
-use spipe_cost::compute_type;
+use spipe_cost::{GradientFormat, compute_type};
 use spipe_plan::{Plan, Stage};
 
 /// Everything that the scripts take from the plan.
@@ -24,6 +24,8 @@ pub struct Settings {
     precision: &'static str,
     clip_norm: Option<f64>,
     overlaps: bool,
+    /// Whether gradients of several microbatches are summed in 32 bits, where parameters have 16.
+    wide_sums: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -76,6 +78,7 @@ impl Settings {
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
             overlaps: !placement.update.is_phase(),
+            wide_sums: workload.formats.gradients != Some(GradientFormat::Bf16),
         }
     }
 

@@ -66,7 +66,8 @@ class Random:
         start, end = first // BLOCK, -(-(first + count) // BLOCK)
         for block in range(start, end):
             length = min(BLOCK, shape.numel() - block * BLOCK)
-            seed = self.seed * 2**32 + zlib.crc32(f"{name}/{block}".encode())
+            # Of a seed PyTorch takes 32 bits on cores.
+            seed = zlib.crc32(f"{self.seed}/{name}/{block}".encode())
             drawn = torch.empty(length).normal_(0.0, SPREAD, generator=torch.Generator().manual_seed(seed))
             skipped = max(first - block * BLOCK, 0)
             kept = drawn[skipped : first + count - block * BLOCK]

@@ -35,9 +35,9 @@ def place(settings: dict[str, Any], only_cpu: bool, any_size: bool = False) -> t
             own = [other["gpu"] for other in ranks if other["node"] == planned["node"] and other["kind"] == "gpu"]
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             device = torch.device("cuda", gpu_number(rank, planned, own, visible, torch.cuda.device_count()))
-        if not only_cpu:
+        if is_gpu or planned["kind"] == "cpu":
             bind(planned)
-        torch.set_num_threads(max(min(planned["threads"], len(os.sched_getaffinity(0))), 1))
+            torch.set_num_threads(max(min(planned["threads"], len(os.sched_getaffinity(0))), 1))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -2,6 +2,7 @@
 
 import mmap
 import sys
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -97,7 +98,8 @@ class Tokens:
         if self.in_order:
             starts = torch.arange(self.sequences) * self.length + step * self.sequences * self.length
         else:
-            generator = torch.Generator().manual_seed(self.seed * 2**32 + step)
+            # Of a seed PyTorch takes 32 bits on cores.
+            generator = torch.Generator().manual_seed(zlib.crc32(f"{self.seed}/{step}".encode()))
             starts = torch.randint(len(self.text) - self.length, (self.sequences,), generator=generator)
         places = starts[list(rows)]
         counts = places + self.length < len(self.text)

@@ -73,7 +73,8 @@ class Training:
     def build_optimizers(self) -> dict[int, StageOptimizer]:
         adam = {"lr": self.options.learning_rate, "weight_decay": self.options.weight_decay, "betas": (0.9, 0.999), "eps": 1e-8}
         both_ends = self.settings["model"]["tied"] and self.pair is None
-        sums = self.settings["batch"]["microbatches"] > 1 and not self.options.narrow_sums
+        several = self.settings["batch"]["microbatches"] > 1
+        sums = several and self.settings["wide-sums"] and not self.options.narrow_sums
         optimizers = {}
         for index, stage in self.stages.items():
             # One parameter has one optimizer: a tied head in the process of its table leaves it to the embedding's stage.

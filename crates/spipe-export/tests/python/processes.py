@@ -9,9 +9,12 @@ import sys
 import time
 import traceback
 
-# Imported before processes are forked, so that each of them has it; PyTorch's optimizers import its compiler.
+# Imported before processes are forked, so that each of them has it.
 import torch  # noqa: F401
-import torch._dynamo  # noqa: F401
+import torch._dynamo  # noqa: F401  (PyTorch's optimizers import it)
+import torch.distributed.fsdp  # noqa: F401
+import torch.distributed.pipelining  # noqa: F401
+import torch.profiler  # noqa: F401
 
 LIMIT = 300
 

@@ -50,12 +50,12 @@ source = "estimate: a test"
     return path
 
 
-def plan(folder, system, accelerators, *options, model="demo", batch=8, seq_len=32, name=None):
+def plan(folder, system, accelerators, *options, model="demo", batch=8, seq_len=32, name=None, precision="fp32"):
     """A plan of a system on all accelerators of a machine."""
     path = os.path.join(folder, f"{name or system}-{accelerators}.json")
     devices = ",".join(f"gpu{index}" for index in range(accelerators))
     spipe("plan", "--model", model, "--hardware", machine(folder, accelerators), "--devices", devices, "--system", system,
-          "--precision", "fp32", "--materialised-attention", "--seq-len", seq_len, "--global-batch", batch, "--microbatch", 1,
+          "--precision", precision, "--materialised-attention", "--seq-len", seq_len, "--global-batch", batch, "--microbatch", 1,
           "--time-limit", "2s", "-o", path, *options)
     return path
 
@@ -75,3 +75,24 @@ def rows(folder):
 def stages(folder):
     with open(os.path.join(folder, "plan.json")) as file:
         return json.load(file)["stages"]
+
+
+def tiny(folder, vocabulary=256):
+    """A model file whose steps take milliseconds."""
+    path = os.path.join(folder, f"tiny{vocabulary}.toml")
+    with open(path, "w") as file:
+        file.write(f'format-version = 1\nkind = "transformer"\nname = "tiny"\nvocabulary = {vocabulary}\nseq-len = 64\nhidden = 32\n'
+                   "layers = 6\nheads = 4\nintermediate = 48\n")
+    return path
+
+
+def events(texts, kind):
+    """The events of a kind that scripts printed."""
+    lines = [json.loads(line) for text in texts for line in text.splitlines() if line.startswith("{")]
+    return [line for line in lines if line["event"] == kind]
+
+
+def write_tensors(path, tensors):
+    from safetensors.torch import save_file
+
+    save_file(tensors, path)
