@@ -26,8 +26,8 @@ pub struct Engine<'a> {
     pub make: Box<Make<'a>>,
 }
 
-/// The systems of PyTorch's pipelines.
-pub const PIPELINES: [System; 8] = [
+/// The systems of PyTorch's pipelines and of the interpreter of programs.
+pub const PIPELINES: [System; 12] = [
     System::OneForwardOneBackward,
     System::ZeroOffload,
     System::GpuOnly,
@@ -36,6 +36,10 @@ pub const PIPELINES: [System; 8] = [
     System::ZbH1,
     System::VHalf,
     System::GisH,
+    System::Superpipeline,
+    System::Spipe,
+    System::Mobius,
+    System::PoH,
 ];
 /// The systems of FSDP2.
 pub const SHARDED: [System; 2] = [System::Fsdp, System::ZeroInfinity];

@@ -243,14 +243,24 @@ fn check_places(file: &Value) {
 fn plans_that_cannot_be_expressed_are_refused_with_the_nearest_that_can() {
     let on_host = |stage: Stage, hardware: &Hardware| stage.with_optimizer_on(hardware.device("cpu0").unwrap());
     let leave = &[(Knob::GradientsLeave, 1)];
-    let cases: [(Plan, &str, &str); 3] = [
-        (plan(System::ZeroOffloadDelayed, &["gpu0"], &on_host, &[]), "one iteration old", "zero-offload"),
-        (plan(System::ZeroOffload, &["gpu0"], &on_host, leave), "with each microbatch", "without `gradients-leave`"),
-        (plan(System::Fsdp, &["gpu0", "gpu0"], &same, &[]), "no pipeline", "command export fsdp"),
+    // An order of one's own runs in PyTorch's runtime, whatever else the plan has.
+    let own: Order = "0F0,0B0,0F1,0B1,0F2,0B2,0F3,0B3\n".parse().unwrap();
+    let cases: [(Plan, Option<&Order>, &str, &str); 3] = [
+        (plan(System::ZeroOffloadDelayed, &["gpu0"], &on_host, &[]), Some(&own), "one iteration old", "zero-offload"),
+        (
+            plan(System::ZeroOffload, &["gpu0"], &on_host, leave),
+            Some(&own),
+            "with each microbatch",
+            "without `gradients-leave`",
+        ),
+        (plan(System::Fsdp, &["gpu0", "gpu0"], &same, &[]), None, "no pipeline", "command export fsdp"),
     ];
-    for (plan, reason, nearest) in &cases {
-        let said = torch(plan, None, PLAIN).unwrap_err().to_string();
+    for (plan, order, reason, nearest) in &cases {
+        let said = torch(plan, *order, PLAIN).unwrap_err().to_string();
         assert!(said.contains(reason) && said.contains(nearest), "{said}");
+        assert!(
+            order.is_none() || torch(plan, None, PLAIN).is_ok_and(|folder| folder.files.contains_key("program.json"))
+        );
     }
     let said = fsdp(&plan(System::Gpipe, &["gpu0", "gpu1"], &same, &[]), PLAIN).unwrap_err().to_string();
     assert!(said.contains("use `command export torch`"), "{said}");

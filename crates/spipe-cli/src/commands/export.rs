@@ -59,7 +59,8 @@ fn export(what: &ExportFolder, engine: &Engine<'_>) -> Result<(), Failure> {
     }
     let beside = Beside { steps: what.data.as_ref().map(|_| what.steps) };
     let others = || [torch(None), fsdp(), deepspeed(None)];
-    let mut folder = (engine.make)(&plan, beside).map_err(|faults| nearest::refusal(faults, engine, &others(), &plan))?;
+    let mut folder =
+        (engine.make)(&plan, beside).map_err(|faults| nearest::refusal(faults, engine, &others(), &plan))?;
     if let Some(page) = folder.files.get_mut("README.md") {
         page.push_str(&expectation(&plan)?);
     }

@@ -13,7 +13,7 @@ use crate::{
 use file::ProgramFile;
 pub use file::schema;
 use spipe_base::{Diagnostic, Faults};
-use spipe_plan::{GradientsLeave, OrderKind, Placement, Plan, Update};
+use spipe_plan::{GradientsLeave, OrderKind, Plan, Update};
 use spipe_schedule::lower;
 
 const SCRIPTS: [(&str, &str); 14] = [
@@ -33,12 +33,22 @@ const SCRIPTS: [(&str, &str); 14] = [
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
 
-/// Whether a placement is beyond PyTorch's pipeline runtime and its hooks, and needs the interpreter.
-pub fn is_needed(placement: &Placement) -> bool {
+/// Whether a plan is beyond PyTorch's pipeline runtime and its hooks, and needs the interpreter.
+pub fn is_needed(plan: &Plan) -> bool {
+    let placement = plan.placement();
+    let offloads = placement.stages.iter().any(|stage| stage.offload.is_some());
     matches!(placement.order, OrderKind::Rounds(_) | OrderKind::Uniform)
         || placement.update == Update::Delayed
         || placement.gradients_leave == GradientsLeave::EachMicrobatch
-        || placement.stages.iter().any(|stage| stage.offload.is_some())
+        // Hooks copy without overlap, but also where processes share no memory.
+        || offloads && is_one_computer(plan)
+}
+
+/// Whether all devices of a plan are of one computer.
+pub fn is_one_computer(plan: &Plan) -> bool {
+    let node = |device| plan.context().hardware.devices()[device].node;
+    let computing = plan.placement().computing();
+    computing.windows(2).all(|pair| node(pair[0]) == node(pair[1]))
 }
 
 /// Refuses what the interpreter cannot run.

@@ -27,9 +27,7 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
             "nearest: a plan without `option state-on` and `option parameters-on`",
         );
     }
-    let node = |device| context.hardware.devices()[device].node;
-    let computing = placement.computing();
-    if computing.iter().any(|device| node(*device) != node(computing[0])) {
+    if !super::is_one_computer(plan) {
         refuse(
             "its devices are of several computers, and the interpreter's processes share the memory of one",
             "nearest: a plan with `option devices` of one computer",

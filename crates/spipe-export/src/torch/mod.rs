@@ -31,7 +31,7 @@ const SCRIPTS: [(&str, &str); 3] = [
 /// The parts that PyTorch cannot express, with the reason and the nearest plan that it can; faults of
 /// `custom`.
 pub fn torch(plan: &Plan, custom: Option<&Order>, beside: Beside) -> Result<Folder, Faults> {
-    if custom.is_none() && program::is_needed(plan.placement()) {
+    if custom.is_none() && program::is_needed(plan) {
         return program::folder(plan, beside);
     }
     let mut folder = Folder::default();
@@ -55,7 +55,7 @@ pub fn torch(plan: &Plan, custom: Option<&Order>, beside: Beside) -> Result<Fold
 /// # Errors
 /// The faults of [`torch`].
 pub fn check(plan: &Plan) -> Result<(), Faults> {
-    if program::is_needed(plan.placement()) {
+    if program::is_needed(plan) {
         return program::check(plan);
     }
     checked(plan, None, &mut Faults::new()).map(drop)
