@@ -63,7 +63,11 @@ fn a_job_is_answered_in_all_formats() {
         let (hours, rate) = (row["hours"].as_f64().unwrap(), row["tokens-per-second"].as_f64().unwrap());
         assert!((hours * rate * 3600.0 / 1e9 - 1.0).abs() < 1e-6, "{row}");
         assert!(row["effort"]["high-tokens-per-second"].as_f64().unwrap() > 0.0);
+        let known = |engine: &Value| ["run", "torch", "fsdp", "deepspeed"].contains(&engine.as_str().unwrap());
+        assert!(row["engines"].as_array().unwrap().iter().all(known), "{row}");
     }
+    let exported = |row: &&Value| row["engines"].as_array().unwrap().contains(&"torch".into());
+    assert!(machines.iter().any(|row| exported(&row)), "{machines:?}");
     let baselines = answer["baselines"].as_array().unwrap();
     assert_eq!(baselines.len(), 4, "gpt2 fits on each GPU: {baselines:?}");
     for (baseline, row) in baselines.iter().zip(machines) {
@@ -104,6 +108,25 @@ fn a_job_is_answered_in_all_formats() {
 }
 
 /// The answer of a command that succeeds, as JSON.
+/// A mixture of experts is planned, but neither executed nor exported.
+#[test]
+fn a_machine_whose_plan_no_engine_runs_is_marked() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "intermediate_size": 96, "vocab_size": 256, "max_position_embeddings": 512}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    std::fs::write(folder.path().join("job.toml"), JOB.replace("gpt2", "config.json").replace("[1, 2]", "[1]"))
+        .unwrap();
+    let args = ["whatif", "job.toml", "--as-of", "2026-11-27", "-o", "answer.json"];
+    let output = spipe(folder.path(), &args);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    assert!(output.out.contains("no engine runs it"), "{}", output.out);
+    let answer: Value =
+        serde_json::from_str(&std::fs::read_to_string(folder.path().join("answer.json")).unwrap()).unwrap();
+    let machines = answer["machines"].as_array().unwrap();
+    assert!(!machines.is_empty() && machines.iter().all(|row| row["engines"] == Value::Array(Vec::new())), "{answer}");
+}
+
 fn answer(folder: &Path, args: &[&str]) -> Value {
     let output = spipe(folder, &[args, &["--format", "json"]].concat());
     assert_eq!(output.code, Some(0), "{args:?}: {}", output.err);

@@ -7,7 +7,7 @@ use spipe_plan::{Plan, beyond_export};
 /// An engine that runs exported plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Engine {
-    /// PyTorch with the scripts of [`crate::torch`].
+    /// PyTorch's pipelines.
     Torch,
     /// PyTorch's FSDP2.
     Fsdp,

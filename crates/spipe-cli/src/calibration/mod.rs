@@ -75,7 +75,7 @@ pub fn measure(request: &Request<'_>) -> Result<(HardwareFile, Calibration), Fai
 /// A description of a profile, with the share of the CPU that others had.
 fn described(text: &str, contention: Option<Contention>) -> String {
     let note = contention.and_then(|contention| contention.note());
-    note.map_or_else(|| text.to_owned(), |note| format!("{text} While measuring, {note}."))
+    note.map_or_else(|| text.to_owned(), |note| format!("{text} Note: {note}."))
 }
 
 /// A profile of measured devices, whose last one is the socket. Accelerators without measured copies

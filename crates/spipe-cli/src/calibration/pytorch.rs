@@ -54,7 +54,9 @@ pub fn measure(request: &Request<'_>, devices: &[String], python: &str) -> Resul
     for (gpu, found) in file.gpu.iter_mut().zip(&rates.devices) {
         describe(gpu, found);
     }
-    for (link, _) in file.link.iter_mut().zip(&rates.devices).filter(|(_, found)| found.copies.is_none()) {
+    // The socket is the last one.
+    let accelerators = &rates.devices[..rates.devices.len() - 1];
+    for (link, _) in file.link.iter_mut().zip(accelerators).filter(|(_, found)| found.copies.is_none()) {
         link.source =
             Some("measured under PyTorch: copies between buffers while all processes copy and compute".into());
     }

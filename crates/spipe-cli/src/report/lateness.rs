@@ -98,11 +98,11 @@ mod tests {
         let said = |measured: u64| verdict(&trace(100, [90, 40]), &trace(measured, [95, 40]), None).unwrap();
         assert_eq!(
             said(120),
-            Verdict::Near("an iteration took 120.000 ms, 20 % longer than the predicted 100.000 ms".into())
+            Verdict::Near("an iteration took 120.000 ms, 20.0 % longer than the predicted 100.000 ms".into())
         );
         assert_eq!(
             said(80),
-            Verdict::Near("an iteration took 80.000 ms, 20 % shorter than the predicted 100.000 ms".into())
+            Verdict::Near("an iteration took 80.000 ms, 20.0 % shorter than the predicted 100.000 ms".into())
         );
         assert_eq!(verdict(&trace(0, [0, 0]), &trace(80, [1, 1]), None), None);
     }
@@ -116,7 +116,7 @@ mod tests {
         };
         assert_eq!(
             late([100, 390], Some(command)),
-            "warning: an iteration took 400.000 ms, 300 % longer than the predicted 100.000 ms: `gpu0.h2d` was busy for 350.0 ms more, \
+            "warning: an iteration took 400.000 ms, 300.0 % longer than the predicted 100.000 ms: `gpu0.h2d` was busy for 350.0 ms more, \
              `gpu0.compute` was busy for 10.0 ms more\nhint: `spipe export torch plan.json -o FOLDER` exports the plan to another engine"
         );
         let said = late([90, 41], None);

@@ -33,6 +33,7 @@ class Calibration(unittest.TestCase):
         self.assertIn("messages between processes", links["messages0-1"]["source"])
         routes = json.loads(spipe("hardware", "show", path, "--format", "json"))
         self.assertIn("messages0-1", json.dumps(routes))
+        self.assertIn("bandwidth of the memory", links["root0-dram0"]["source"])
         with open(runtime, "rb") as file:
             self.assertIn("measured under PyTorch", tomllib.load(file)["host"]["source"])
         plan = os.path.join(self.root, "plan.json")
