@@ -81,6 +81,7 @@ pub fn calibration(what: &Calibrated<'_>) -> Result<Folder, Diagnostic> {
     folder.add(CALIBRATION_REQUEST, json + "\n");
     folder.add(CALIBRATION_SCRIPT, include_str!("../templates/calibrate/calibrate.py"));
     folder.add("model.py", include_str!("../templates/common/model.py"));
+    folder.add("rotary.py", include_str!("../templates/common/rotary.py"));
     Ok(folder)
 }
 

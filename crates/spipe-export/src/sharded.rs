@@ -1,9 +1,9 @@
 //! Sharded plans: the settings that FSDP2's and DeepSpeed's scripts read.
 
 use crate::{
+    fingerprint::fingerprint,
     network::Network,
     ranks::{Rank, by_node, ranks},
-    torch::fingerprint,
 };
 use serde::Serialize;
 use spipe_base::{Diagnostic, Faults};

@@ -1,8 +1,9 @@
 //! The profiler's JSON.
 
-use super::{ImportError, ProfilerFile, program::MeasuredLane};
+use super::{ImportError, ProfilerFile};
 use serde::Deserialize;
 use serde_json::Value;
+use spipe_base::LaneRole;
 
 /// A file of the profiler.
 #[derive(Debug, Deserialize)]
@@ -40,6 +41,18 @@ pub struct Added {
     pub lanes: Vec<MeasuredLane>,
     /// The bytes that the process held before the step.
     pub held_bytes: Option<Held>,
+}
+
+/// A lane of a program's actions.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct MeasuredLane {
+    /// Its name.
+    pub name: String,
+    /// Its device.
+    pub device: String,
+    /// Its role.
+    pub role: LaneRole,
 }
 
 /// Bytes of tensors.

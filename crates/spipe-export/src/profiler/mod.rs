@@ -90,8 +90,11 @@ pub fn import(files: &[ProfilerFile<'_>]) -> Result<Imported, ImportError> {
     let mut processes: Vec<Process> = Vec::new();
     for (index, file) in files.iter().enumerate() {
         let document = Document::read(file)?;
-        let process =
-            Process::new(&document, index).ok_or_else(|| ImportError::NoActions { file: file.name.into() })?;
+        let process = match document.spipe.as_ref().filter(|added| !added.lanes.is_empty()) {
+            Some(added) => program::process(&document, added),
+            None => Process::new(&document, index),
+        };
+        let process = process.ok_or_else(|| ImportError::NoActions { file: file.name.into() })?;
         if processes.iter().any(|other| other.device == process.device) {
             return Err(ImportError::Twice { file: file.name.into(), device: process.device });
         }

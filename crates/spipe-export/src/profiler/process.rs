@@ -62,9 +62,6 @@ pub struct Memory {
 impl Process {
     /// The process of a file, the `index`-th of several; none without actions.
     pub fn new(document: &Document, index: usize) -> Option<Self> {
-        if let Some(added) = document.spipe.as_ref().filter(|added| !added.lanes.is_empty()) {
-            return super::program::process(document, added);
-        }
         let rank = document.spipe.as_ref().map(|added| added.rank);
         let rank = rank.or_else(|| Some(document.distributed.as_ref()?.rank)).unwrap_or(index as u64);
         let device = document.spipe.as_ref().map_or_else(|| format!("rank{rank}"), |added| added.device.clone());

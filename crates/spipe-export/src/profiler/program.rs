@@ -1,7 +1,7 @@
 //! The times of a program's actions, as the interpreter of programs writes them.
 
 use super::{
-    document::{Added, Document, Event},
+    document::{Added, Document, Event, MeasuredLane},
     process::{Process, ProcessLane, Raw},
 };
 use serde::Deserialize;
@@ -9,15 +9,6 @@ use spipe_base::{ActionKind, Bytes, IdleCause, LaneRole, SimTime, Subject};
 
 /// The category of the actions.
 const ACTION: &str = "spipe";
-
-/// A lane of the process.
-#[derive(Debug, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub struct MeasuredLane {
-    name: String,
-    device: String,
-    role: LaneRole,
-}
 
 /// The arguments of an action.
 #[derive(Debug, Deserialize)]

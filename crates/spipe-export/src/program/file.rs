@@ -218,7 +218,7 @@ impl ProgramFile {
         Self {
             format_version: FORMAT_VERSION,
             name: program.shape().name.clone(),
-            fingerprint: crate::fingerprint(plan),
+            fingerprint: crate::fingerprint::fingerprint(plan),
             model: network.clone(),
             frozen: layers.enumerate().filter(|(_, layer)| !layer.trains).map(|(id, _)| id).collect(),
             without_backward: program.shape().without_backward,

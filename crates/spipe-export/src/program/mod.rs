@@ -16,7 +16,7 @@ use spipe_base::{Diagnostic, Faults};
 use spipe_plan::{GradientsLeave, OrderKind, Plan, Update};
 use spipe_schedule::lower;
 
-const SCRIPTS: [(&str, &str); 14] = [
+const SCRIPTS: [(&str, &str); 15] = [
     ("train.py", include_str!("../../templates/program/train.py")),
     ("program.py", include_str!("../../templates/program/program.py")),
     ("engine.py", include_str!("../../templates/program/engine.py")),
@@ -24,6 +24,7 @@ const SCRIPTS: [(&str, &str); 14] = [
     ("compute.py", include_str!("../../templates/program/compute.py")),
     ("passes.py", include_str!("../../templates/program/passes.py")),
     ("copies.py", include_str!("../../templates/program/copies.py")),
+    ("offload.py", include_str!("../../templates/program/offload.py")),
     ("steps.py", include_str!("../../templates/program/steps.py")),
     ("adamw.py", include_str!("../../templates/program/adamw.py")),
     ("store.py", include_str!("../../templates/program/store.py")),
@@ -40,8 +41,13 @@ pub fn is_needed(plan: &Plan) -> bool {
     matches!(placement.order, OrderKind::Rounds(_) | OrderKind::Uniform)
         || placement.update == Update::Delayed
         || placement.gradients_leave == GradientsLeave::EachMicrobatch
-        // Hooks copy without overlap, but also where processes share no memory.
-        || offloads && is_one_computer(plan)
+        // Hooks copy without overlap, but also between GPUs and sockets, and where processes share no memory.
+        || offloads && is_one_computer(plan) && !sockets_compute(plan)
+}
+
+/// Whether a CPU socket computes passes. What passes between it and a GPU is on lanes of the GPU, in both directions.
+pub fn sockets_compute(plan: &Plan) -> bool {
+    plan.placement().computing().into_iter().any(|device| plan.context().is_cpu(device))
 }
 
 /// Whether all devices of a plan are of one computer.

@@ -27,6 +27,12 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
             "nearest: a plan without `option state-on` and `option parameters-on`",
         );
     }
+    if super::sockets_compute(plan) {
+        refuse(
+            "a CPU socket computes a stage, and the interpreter's stages are GPUs'",
+            "nearest: a plan with GPUs in `option devices`",
+        );
+    }
     if !super::is_one_computer(plan) {
         refuse(
             "its devices are of several computers, and the interpreter's processes share the memory of one",

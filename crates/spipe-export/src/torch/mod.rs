@@ -12,7 +12,6 @@ use crate::{
 };
 use order::Exported;
 use settings::Settings;
-pub use settings::fingerprint;
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults};
 use spipe_model::{Architecture, Precision};
 use spipe_plan::{Plan, Stage};

@@ -2,6 +2,7 @@
 
 use super::order::Exported;
 use crate::{
+    fingerprint::fingerprint,
     network::Network,
     ranks::{Rank, ranks},
 };
@@ -136,20 +137,4 @@ fn stage_settings(plan: &Plan, exported: &Exported, (id, stage): (StageId, &Stag
             _ => "fp32",
         },
     }
-}
-
-/// Returns a short name of a plan's system, batch and stages, by which a trace is known to be of the plan,
-/// whatever order was exported.
-pub fn fingerprint(plan: &Plan) -> String {
-    let (context, placement) = (plan.context(), plan.placement());
-    let (workload, devices) = (context.workload(), context.hardware.devices());
-    let mut sum = crc32fast::Hasher::new();
-    let batch = (workload.microbatch, workload.microbatches, workload.seq_len);
-    sum.update(format!("{} {batch:?}", placement.name()).as_bytes());
-    for Stage { team, layers, recomputed, offload, optimizer, .. } in &placement.stages {
-        let (first, last) = (layers.first().index(), layers.last().index());
-        let chosen = (first, last, recomputed, offload.is_some(), optimizer.map(|socket| &devices[socket].name));
-        sum.update(format!("{} {chosen:?}", devices[team.lead()].name).as_bytes());
-    }
-    format!("{:08x}", sum.finalize())
 }

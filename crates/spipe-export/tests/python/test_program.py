@@ -78,7 +78,7 @@ class Programs(unittest.TestCase):
             self.near(losses, expected)
 
     def test_a_pipeline_offloads_without_splitting(self):
-        plan = planned(self.root, "gpt2", "1f1b", 2, "--pin", "offload=1..3", memory=ROOMY)
+        plan = planned(self.root, "gpt2", "1f1b", 2, "--pin", "offload=1..3", memory=ROOMY, socket=False)
         folder = exported(plan)
         losses = [line["loss"] for line in trained(folder)]
         for expected in self.expected("gpt2", plan, folder):

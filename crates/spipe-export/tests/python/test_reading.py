@@ -8,8 +8,8 @@ import unittest
 
 from spipe import TEXT, plan, spipe
 
-# The engines, each with a system that it takes.
-ENGINES = {"torch": "1f1b", "fsdp": "fsdp", "deepspeed": "fsdp"}
+# The folders: engines, each with a system that it takes.
+ENGINES = {"torch": ("torch", "1f1b"), "program": ("torch", "mobius"), "fsdp": ("fsdp", "fsdp"), "deepspeed": ("deepspeed", "fsdp")}
 
 
 class Reading(unittest.TestCase):
@@ -17,9 +17,9 @@ class Reading(unittest.TestCase):
     def setUpClass(cls):
         cls.folder = tempfile.TemporaryDirectory()
         cls.root = cls.folder.name
-        for engine, system in ENGINES.items():
+        for name, (engine, system) in ENGINES.items():
             path = plan(cls.root, system, 2, batch=4)
-            spipe("export", engine, path, "-o", os.path.join(cls.root, engine), "--data", TEXT, "--steps", "1")
+            spipe("export", engine, path, "-o", os.path.join(cls.root, name), "--data", TEXT, "--steps", "1")
 
     @classmethod
     def tearDownClass(cls):
