@@ -52,7 +52,7 @@ def model(folder, family):
     return path
 
 
-def planned(folder, family, system, count, *options, precision="fp32", name="plan", memory=None, socket=True):
+def planned(folder, family, system, count, *options, precision="fp32", name="plan", memory=None):
     """A plan on some emulated accelerators beside a socket."""
     path = os.path.join(folder, f"{name}-{family}-{system}-{count}.json")
     file = machine(folder, count, memory or MEMORY[family])
@@ -60,7 +60,7 @@ def planned(folder, family, system, count, *options, precision="fp32", name="pla
         text = opened.read().replace('peak = { f32 = "50 GFLOP/s" }', 'peak = { f32 = "50 GFLOP/s", f16 = "50 GFLOP/s", bf16 = "50 GFLOP/s" }')
     with open(file, "w") as opened:
         opened.write(text)
-    devices = ",".join([*(f"gpu{index}" for index in range(count)), *(["cpu0"] if socket else [])])
+    devices = ",".join([*(f"gpu{index}" for index in range(count)), "cpu0"])
     spipe("plan", "--model", model(folder, family), "--hardware", file, "--devices", devices, "--system", system, "--precision", precision,
           "--materialised-attention", "--seq-len", SEQ_LEN, "--global-batch", BATCH, "--microbatch", 1, "--effort", "low", "-o", path, *options)
     return path

@@ -78,7 +78,8 @@ class Programs(unittest.TestCase):
             self.near(losses, expected)
 
     def test_a_pipeline_offloads_without_splitting(self):
-        plan = planned(self.root, "gpt2", "1f1b", 2, "--pin", "offload=1..3", memory=ROOMY, socket=False)
+        pins = [word for pin in ("layer=0..3:gpu0", "layer=4..6:gpu1", "offload=1..3") for word in ("--pin", pin)]
+        plan = planned(self.root, "gpt2", "1f1b", 2, *pins, memory=ROOMY)
         folder = exported(plan)
         losses = [line["loss"] for line in trained(folder)]
         for expected in self.expected("gpt2", plan, folder):
