@@ -42,7 +42,7 @@ class AdamW:
                 gradients = self.wide[: len(master)].copy_(gradients)
                 if factor != 1.0:
                     gradients.mul_(factor)
-            before = torch.tensor(float(count - 1), device=self.device)
+            before = torch.full((), float(count - 1), device=self.device)
             adamw(
                 [master], [gradients], [part.mean[piece]], [part.square[piece]], [], [before],
                 fused=True, amsgrad=False, beta1=BETAS[0], beta2=BETAS[1], lr=rate, weight_decay=self.weight_decay,

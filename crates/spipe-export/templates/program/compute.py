@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import torch
 from memory import Memory
 from passes import Graph, Later, Stage
 from program import GRAPHS, Action, Program
+from storage import Fault
 from store import Store
 from tokens import Tokens, count, loss_sum
 from world import RING, World
@@ -95,8 +97,10 @@ class Compute:
         """Adds a microbatch's part of the loss; the last one makes the mean known."""
         self.losses = loss.double() if self.losses is None else self.losses + loss.double()
         if microbatch == self.program.microbatches - 1:
-            self.board.loss[iteration % RING] = self.losses.item() / max(self.batch(iteration).count, 1)
-            self.losses = None
+            mean, self.losses = self.losses.item() / max(self.batch(iteration).count, 1), None
+            if not math.isfinite(mean):
+                raise Fault(f"the loss of step {iteration} is not finite: lower the learning rate, or clip the gradients")
+            self.board.loss[iteration % RING] = mean
 
     def recompute(self, action: Action, iteration: int) -> None:
         stage, x = self.begin(action, iteration)
@@ -126,7 +130,8 @@ class Compute:
         incoming = action.read("gradient")
         if incoming:
             return self.store.tensor(incoming[0], iteration)
-        return torch.tensor(self.board.scale[iteration % RING] / max(self.batch(iteration).count, 1), device=self.world.device)
+        # A number that a kernel writes: a copy would wait for the device.
+        return torch.full((), self.board.scale[iteration % RING] / max(self.batch(iteration).count, 1), device=self.world.device)
 
     def attach(self, stage: Stage, action: Action) -> None:
         (gradients, begins) = next((buffer, version == 1) for buffer, version in action.writes if buffer.content == "gradients")

@@ -163,6 +163,9 @@ class Training:
         if self.world.rank == 0:
             board.control[LAST], board.control[GRANTED] = options.steps, self.first
             board.scale[(self.first - 1) % RING] = self.last_scale
+        if self.world.device.type == "cuda":
+            # The first parameters were written on another stream than those of the lanes.
+            torch.cuda.synchronize()
         self.world.barrier()
         self.engine.scale = self.scale
         self.engine.start()

@@ -145,21 +145,39 @@ class Programs(unittest.TestCase):
         after = trained(folder, *options, "--resume")
         self.assertEqual(before + [line["loss"] for line in after], whole)
 
+    def test_an_interrupted_process_ends_all(self):
+        folder = exported(planned(self.root, "llama", "spipe", 2, name="interrupted"))
+        options = ["--checkpoint-dir", os.path.join(folder, "checkpoints"), "--checkpoint-every", "2"]
+        pids, logs = self.started(folder, options)
+        os.kill(pids[1], signal.SIGINT)
+        begin = time.monotonic()
+        codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        self.assertLess(time.monotonic() - begin, 10)
+        self.assertEqual(codes, [1, 130])
+        self.assertEqual("".join(read(log) for log in logs).count("interrupted"), 1)
+        found = trained(folder, *options, "--resume")
+        self.assertIn(found[0]["step"], (2, 4, 6))
+
     def stopped(self, folder, options, how):
         """What a training printed before all of its processes got a signal after the fourth step."""
-        world, master = len(program(folder)["ranks"]), port()
-        log = os.path.join(folder, "stopped-0.log")
-        environments = [{"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master} for rank in range(world)]
-        arguments = ["--steps", str(STEPS), "--learning-rate", str(RATE), "--cpu", *options]
-        pids = [child(it, folder, os.path.join(folder, f"stopped-{rank}.log"), lambda: run(folder, arguments)) for rank, it in enumerate(environments)]
-        end = time.monotonic() + 120
-        while time.monotonic() < end and '"step": 3' not in read(log):
-            time.sleep(0.01)
+        pids, logs = self.started(folder, options)
         for pid in pids:
             os.kill(pid, how)
         codes = wait(pids)
         self.assertEqual(codes[0], 0 if how == signal.SIGTERM else -signal.SIGKILL)
-        return [read(log)]
+        return [read(logs[0])]
+
+    def started(self, folder, options):
+        """The processes of a training that has ended its fourth step, and their logs."""
+        world, master = len(program(folder)["ranks"]), port()
+        logs = [os.path.join(folder, f"stopped-{rank}.log") for rank in range(world)]
+        environments = [{"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master} for rank in range(world)]
+        arguments = ["--steps", str(STEPS), "--learning-rate", str(RATE), "--cpu", *options]
+        pids = [child(it, folder, log, lambda: run(folder, arguments)) for it, log in zip(environments, logs)]
+        end = time.monotonic() + 120
+        while time.monotonic() < end and '"step": 3' not in read(logs[0]):
+            time.sleep(0.01)
+        return pids, logs
 
     def test_memory_stays_where_it_is(self):
         for system in SYSTEMS:
