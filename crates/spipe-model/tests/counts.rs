@@ -86,10 +86,10 @@ fn class_defaults_count_exactly() {
 #[test]
 fn complete_configs_bring_no_warnings() {
     for (name, _) in IMPORTED {
-        let warnings = Model::from_hugging_face("config.json", &fixture(name)).unwrap().warnings;
-        let scaled = warnings.iter().all(|warning| warning.message.contains("scaling `llama3`"));
-        assert_eq!(warnings.iter().count(), usize::from(name == "llama3.2-1b"), "{name}: {warnings}");
-        assert!(scaled, "{name}: {warnings}");
+        let imported = Model::from_hugging_face("config.json", &fixture(name)).unwrap();
+        assert!(imported.warnings.is_empty(), "{name}: {}", imported.warnings);
+        let scaled = imported.model.to_toml().contains("type = \"llama3\"");
+        assert_eq!(scaled, name == "llama3.2-1b", "{name}: {}", imported.model.to_toml());
     }
 }
 
