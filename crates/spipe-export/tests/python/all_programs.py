@@ -1,10 +1,11 @@
 """The tests of interpreted programs on the demo's model, and with every system for every family: `make test-torch-all`."""
 
+import test_program
 from streamed import SYSTEMS
-from test_program import Programs, case, pipeline
+from test_program import case, pipeline
 
 
-class AllPrograms(Programs):
+class AllPrograms(test_program.Programs):
     """The tests of each push, and the others."""
 
 
