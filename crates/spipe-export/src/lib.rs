@@ -14,6 +14,7 @@
 //!
 #![doc = include_str!("../README.md")]
 
+mod batch;
 mod calibration;
 mod chakra;
 mod deepspeed;

@@ -1,6 +1,7 @@
 //! Sharded plans: the settings that FSDP2's and DeepSpeed's scripts read.
 
 use crate::{
+    batch::Batch,
     fingerprint::fingerprint,
     network::Network,
     ranks::{Rank, by_node, ranks},
@@ -42,15 +43,6 @@ struct Group {
     frozen: Vec<usize>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Batch {
-    microbatch: u64,
-    microbatches: u64,
-    sequences: u64,
-    seq_len: u64,
-}
-
 impl Sharded {
     /// The settings of a plan whose layers all devices share.
     pub fn new(plan: &Plan, network: &Network) -> Self {
@@ -84,12 +76,7 @@ impl Sharded {
             model: network.clone(),
             ranks: ranks(plan, &devices, steps_on),
             stages: placement.stages.iter().map(group).collect(),
-            batch: Batch {
-                microbatch: workload.microbatch,
-                microbatches: workload.microbatches,
-                sequences: workload.global_batch(),
-                seq_len: workload.seq_len,
-            },
+            batch: Batch::of(workload),
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
             offloads,

@@ -11,7 +11,7 @@ const NOTABLE: f64 = 0.02;
 /// The lanes that are named.
 const NAMED: usize = 4;
 
-/// What to say of a measured iteration beside the predicted one; a warning if it is much longer. `export` is the
+/// The sentence about a measured iteration beside the predicted one; a warning if it is much longer. `export` is the
 /// command that exports the plan to another engine, if one runs it.
 pub fn verdict(predicted: &Trace, measured: &Trace, export: Option<&str>) -> Option<Verdict> {
     let comparison = compare(predicted, measured);

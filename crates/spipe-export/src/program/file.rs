@@ -4,7 +4,7 @@ use super::{
     place::{Places, places},
     ranks::Ranks,
 };
-use crate::{network::Network, ranks::Rank};
+use crate::{batch::Batch, network::Network, ranks::Rank};
 use serde::Serialize;
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, IdleCause, LaneRole, LayerId, LayerRange, MicrobatchId, Subject,
@@ -49,20 +49,6 @@ pub struct ProgramFile {
     lanes: Vec<Lane>,
     /// All precedences but those of lanes.
     edges: Vec<Edge>,
-}
-
-/// Microbatches and sequences of an iteration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-struct Batch {
-    /// The sequences of a microbatch.
-    microbatch: u64,
-    /// The microbatches of an iteration.
-    microbatches: u64,
-    /// The sequences of an iteration.
-    sequences: u64,
-    /// The tokens of a sequence.
-    seq_len: u64,
 }
 
 /// A memory.
@@ -222,12 +208,7 @@ impl ProgramFile {
             model: network.clone(),
             frozen: layers.enumerate().filter(|(_, layer)| !layer.trains).map(|(id, _)| id).collect(),
             without_backward: program.shape().without_backward,
-            batch: Batch {
-                microbatch: workload.microbatch,
-                microbatches: workload.microbatches,
-                sequences: workload.global_batch(),
-                seq_len: workload.seq_len,
-            },
+            batch: Batch::of(workload),
             precision: workload.precision.name().into(),
             clip_norm: workload.clip_norm.map(f64::from),
             ranks: ranks.list(plan),

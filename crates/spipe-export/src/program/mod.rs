@@ -16,8 +16,9 @@ use spipe_base::{Diagnostic, Faults};
 use spipe_plan::{GradientsLeave, OrderKind, Plan, Update};
 use spipe_schedule::lower;
 
-const SCRIPTS: [(&str, &str); 15] = [
+const SCRIPTS: [(&str, &str); 16] = [
     ("train.py", include_str!("../../templates/program/train.py")),
+    ("rates.py", include_str!("../../templates/common/rates.py")),
     ("program.py", include_str!("../../templates/program/program.py")),
     ("engine.py", include_str!("../../templates/program/engine.py")),
     ("actions.py", include_str!("../../templates/program/actions.py")),

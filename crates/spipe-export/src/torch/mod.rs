@@ -17,9 +17,10 @@ use spipe_model::{Architecture, Precision};
 use spipe_plan::{Plan, Stage};
 use spipe_schedule::{Order, order_of};
 
-const SCRIPTS: [(&str, &str); 3] = [
+const SCRIPTS: [(&str, &str); 4] = [
     ("train.py", include_str!("../../templates/torch/train.py")),
     ("pipeline.py", include_str!("../../templates/torch/pipeline.py")),
+    ("rates.py", include_str!("../../templates/common/rates.py")),
     ("optimizer.py", include_str!("../../templates/torch/optimizer.py")),
 ];
 

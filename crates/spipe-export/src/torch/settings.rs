@@ -2,6 +2,7 @@
 
 use super::order::Exported;
 use crate::{
+    batch::Batch,
     fingerprint::fingerprint,
     network::Network,
     ranks::{Rank, ranks},
@@ -42,15 +43,6 @@ struct StageSettings {
     computes_in: &'static str,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Batch {
-    microbatch: u64,
-    microbatches: u64,
-    sequences: u64,
-    seq_len: u64,
-}
-
 impl Settings {
     /// The settings of a plan with this order.
     pub fn new(plan: &Plan, network: &Network, exported: &Exported) -> Self {
@@ -70,12 +62,7 @@ impl Settings {
             model: network.clone(),
             ranks: ranks(plan, &exported.ranks, steps_on),
             stages,
-            batch: Batch {
-                microbatch: workload.microbatch,
-                microbatches: workload.microbatches,
-                sequences: workload.global_batch(),
-                seq_len: workload.seq_len,
-            },
+            batch: Batch::of(workload),
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
             overlaps: !placement.update.is_phase(),

@@ -40,7 +40,7 @@ class Stateful(Protocol):
     size: int
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint of this process holds."""
+        """The tensors of this process's checkpoint."""
 
     def numbers(self) -> dict[str, float]:
         """The numbers of a checkpoint."""

@@ -3,13 +3,13 @@
 import json
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
 
 from model import HEAD, TABLES, Stage
-from storage import Fault, Safetensors
+from storage import Fault, Safetensors, write
 
 INDEX = "model.safetensors.index.json"
 # Random numbers are drawn in blocks of this many, each from its own seed: a part of a parameter needs only its blocks.
@@ -93,3 +93,17 @@ def fill(stages: Iterable[Stage], path: str | None, seed: int) -> None:
         for _, name, parameter in stage.names():
             numbers = found.read(origin(stage, name), parameter.shape, 0, parameter.numel())
             parameter.copy_(numbers.view(parameter.shape))
+
+
+def save(folder: str, rank: int, size: int, tensors: dict[str, torch.Tensor], meet: Callable[[], None]) -> None:
+    """Writes the weights of all processes: a file for each, and the index of all. `meet` returns when all are there."""
+    os.makedirs(folder, exist_ok=True)
+    end = f"-of-{size:05}.safetensors"
+    write(os.path.join(folder, f"model-{rank + 1:05}{end}"), tensors)
+    meet()
+    if rank == 0:
+        # Collectives of objects need numpy; the files of all processes say the same.
+        files = sorted(name for name in os.listdir(folder) if name.endswith(end))
+        homes = {name: found for found in files for name in Safetensors(os.path.join(folder, found)).header}
+        with open(os.path.join(folder, INDEX), "w", encoding="utf-8") as file:
+            json.dump({"metadata": {}, "weight_map": homes}, file, indent=1)

@@ -62,7 +62,7 @@ class Tokens:
         return -(-windows // self.sequences)
 
     def warnings(self, steps: int) -> list[str]:
-        """What a user of these tokens for this many steps should know."""
+        """The warnings for a user of these tokens for this many steps."""
         found = []
         if self.listed is not None and steps > len(self.listed):
             found.append(f"`{self.path}` has the tokens of {len(self.listed)} steps: after them it begins again")

@@ -10,7 +10,7 @@ from typing import Any
 from storage import Fault
 
 FORMAT_VERSION = 1
-# What an action moves, and between which contents, is said by its kind and by the buffers that it reads and writes.
+# An action's kind, and the buffers that it reads and writes, say what it moves.
 KINDS = {
     "forward", "recompute", "backward", "backward-input", "backward-weight", "copy-activation", "copy-gradient", "copy-checkpoint",
     "weights-in", "gradients-out", "offload", "reload", "write-back", "accumulate", "norm", "optimizer-step", "check", "rollback", "barrier",
@@ -149,7 +149,7 @@ class Program:
             Buffer(index, it["content"], layers(it.get("layers")), it["memory"], it["bytes"], it.get("offset"), it.get("resident", False), it.get("into"))
             for index, it in enumerate(self.settings["buffers"])
         ]
-        # What leaves an iteration, and what it is in the next one: the two change places.
+        # Buffers that leave an iteration and arrive in the next one: the two change places.
         self.partners = {buffer.id: self.buffers[buffer.into] for buffer in self.buffers if buffer.into is not None}
         self.partners |= {buffer.into: buffer for buffer in self.buffers if buffer.into is not None}
         self.arriving = {buffer.into for buffer in self.buffers if buffer.into is not None}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import os
 import sys
 import time
@@ -15,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 import parameters
-import storage
+import rates
 from actions import Actions
 from checkpoint import Checkpoints
 from engine import Engine
@@ -34,9 +32,7 @@ PATIENCE, FIRST_SCALE = 2000, 2.0**16
 
 def more(parser: argparse.ArgumentParser) -> None:
     """The options of this engine."""
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--warmup-steps", type=int, default=0)
-    parser.add_argument("--decay", choices=["constant", "linear", "cosine"], default="constant")
+    rates.add_options(parser)
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--loss-scale", type=float, default=FIRST_SCALE, help="the first scale of the loss in fp16")
     parser.add_argument("--save-weights", help="folder for the weights at the end, as safetensors")
@@ -78,13 +74,7 @@ class Training:
         self.world.barrier()
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, as in transformers' schedules."""
-        options = self.options
-        if step < options.warmup_steps:
-            return float(options.learning_rate * step / options.warmup_steps)
-        done = min((step - options.warmup_steps) / max(options.steps - options.warmup_steps, 1), 1.0)
-        factor = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}[options.decay]
-        return float(options.learning_rate * factor)
+        return rates.rate(self.options, step)
 
     def own(self) -> list[Buffer]:
         """The buffers that are held throughout and that this process fills, saves and reads: its device's, and its share of the host's."""
@@ -116,7 +106,7 @@ class Training:
                     numbers[first : first + tensor.count].copy_(found)
 
     def tensors(self, step: int) -> dict[str, torch.Tensor]:
-        """What this process puts into a checkpoint."""
+        """This process's part of a checkpoint."""
         held = {self.name_of(buffer): self.memory.flat(buffer) for buffer in self.own()}
         late = [self.program.buffers[arrives] for arrives in sorted(self.program.arriving) if self.world.rank == 0]
         return held | {f"late.{buffer.id}": self.memory.flat(self.memory.at(buffer, step)) for buffer in late}
@@ -211,15 +201,7 @@ def save_weights(training: Training, folder: str) -> None:
                 place = first + tensor.first
                 numbers = memory.flat(buffer)[place : place + tensor.count]
                 tensors[layout.whole_name(layer, tensor.name)] = numbers.view(tensor.shape).float()
-    os.makedirs(folder, exist_ok=True)
-    end = f"-of-{training.world.size:05}.safetensors"
-    storage.write(os.path.join(folder, f"model-{training.world.rank + 1:05}{end}"), tensors)
-    training.world.barrier()
-    if training.world.rank == 0:
-        files = sorted(name for name in os.listdir(folder) if name.endswith(end))
-        places = {name: file for file in files for name in storage.Safetensors(os.path.join(folder, file)).header}
-        with open(os.path.join(folder, parameters.INDEX), "w") as file:
-            json.dump({"metadata": {}, "weight_map": places}, file, indent=1)
+    parameters.save(folder, training.world.rank, training.world.size, tensors, training.world.barrier)
 
 
 def main() -> None:
@@ -237,7 +219,7 @@ def main() -> None:
 
 
 def words_of(fault: BaseException) -> str:
-    """What is said of a fault: a sentence, or where in the scripts it arose."""
+    """The message of a fault: a sentence, or where in the scripts it arose."""
     if isinstance(fault, Fault):
         return f"error: {fault}"
     return "interrupted" if isinstance(fault, KeyboardInterrupt) else "".join(traceback.format_exception(fault))

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 import loop
 import parameters
-import storage
+import rates
 from model import HEAD
 from optimizer import StageOptimizer
 from pipeline import OneProcess, Order, Pipeline, World
@@ -22,9 +22,7 @@ from tokens import Tokens, count
 
 
 def options_of(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
-    parser.add_argument("--warmup-steps", type=int, default=0)
-    parser.add_argument("--decay", choices=["constant", "linear", "cosine"], default="constant")
+    rates.add_options(parser)
     parser.add_argument("--weight-decay", type=float, default=0.01)
     parser.add_argument("--narrow-sums", action="store_true",
                         help="sum the gradients of 16-bit parameters in 16 bits: half the memory of the sums")
@@ -33,16 +31,6 @@ def options_of(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace-step", type=int, default=None, help="the step to trace; the last one by default")
     parser.add_argument("--cpu", action="store_true", help="use CPU cores for every rank")
     parser.add_argument("--one-process", action="store_true", help="no pipeline: all stages in one process, as a reference")
-
-
-def factor(options: argparse.Namespace, step: int) -> float:
-    """The factor of the learning rate in a step, as in transformers' schedules."""
-    if step < options.warmup_steps:
-        return float(step / options.warmup_steps)
-    done = (step - options.warmup_steps) / max(options.steps - options.warmup_steps, 1)
-    if options.decay == "linear":
-        return float(max(1.0 - done, 0.0))
-    return 0.5 * (1.0 + math.cos(math.pi * min(done, 1.0))) if options.decay == "cosine" else 1.0
 
 
 class Training:
@@ -84,7 +72,7 @@ class Training:
         return optimizers
 
     def rate(self) -> float:
-        return float(self.options.learning_rate * factor(self.options, self.step_index))
+        return rates.rate(self.options, self.step_index)
 
     def start_early(self, index: int) -> None:
         """Starts a stage's optimizer step when its gradients are complete, unless they wait for those of a tied copy."""
@@ -179,16 +167,7 @@ class Training:
                 tensors.update({name: master for (name, _), master in zip(part.named, part.masters, strict=True)})
         if self.settings["model"]["tied"]:
             tensors.pop(HEAD, None)
-        os.makedirs(folder, exist_ok=True)
-        own = f"model-{self.rank + 1:05}-of-{self.size:05}.safetensors"
-        storage.write(os.path.join(folder, own), tensors)
-        dist.barrier()
-        if self.rank == 0:
-            # Collectives of objects need numpy; the files of all processes say the same.
-            files = sorted(name for name in os.listdir(folder) if name.endswith(f"-of-{self.size:05}.safetensors"))
-            homes = {name: found for found in files for name in storage.Safetensors(os.path.join(folder, found)).header}
-            with open(os.path.join(folder, parameters.INDEX), "w", encoding="utf-8") as file:
-                json.dump({"metadata": {}, "weight_map": homes}, file, indent=1)
+        parameters.save(folder, self.rank, self.size, tensors, loop.meet)
 
 
 def held_bytes() -> dict[str, int]:
