@@ -53,8 +53,8 @@ def child(environment, folder, log, run):
         os._exit(code)
 
 
-def wait(pids, limit=LIMIT):
-    """The exit codes; processes that take longer than `limit` seconds are killed."""
+def wait(pids, limit=LIMIT, alone=False):
+    """The exit codes; processes that take longer than `limit` seconds are killed. `alone` ones end by themselves when one has failed."""
     codes, end = {}, time.monotonic() + limit
     while len(codes) < len(pids):
         for pid in set(pids) - set(codes):
@@ -62,7 +62,7 @@ def wait(pids, limit=LIMIT):
             if done:
                 codes[pid] = os.waitstatus_to_exitcode(status)
         late = time.monotonic() > end
-        failed = any(codes.values())
+        failed = any(codes.values()) and not alone
         if late or failed:
             # One that failed leaves the others waiting for it.
             for pid in set(pids) - set(codes):
