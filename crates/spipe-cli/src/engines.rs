@@ -2,7 +2,7 @@
 //!
 //! Whether an engine runs a plan is decided by its own checks, never by the name of a system.
 
-use spipe_export::Engine;
+use spipe_export::{Engine, Modules};
 use spipe_plan::{EngineCommand, Plan, uses_drives};
 use spipe_schedule::Program;
 
@@ -12,7 +12,7 @@ pub const RUN: &str = "run";
 /// The names of the engines that run a plan, whose program was lowered from it.
 pub fn names(plan: &Plan, program: &Program) -> Vec<String> {
     let executed = spipe_exec::check_plan(plan, program).is_ok().then(|| RUN.to_owned());
-    executed.into_iter().chain(exports(plan).map(|engine| engine.name().to_owned())).collect()
+    executed.into_iter().chain(exports(plan).map(|(engine, _)| engine.name().to_owned())).collect()
 }
 
 /// The engines that run a plan, with the commands for its file.
@@ -26,11 +26,12 @@ pub fn commands(plan: &Plan, path: &str) -> Vec<EngineCommand> {
         // Its systems were measured on one: reports/gpu.
         tested_on_gpu: true,
     });
-    let exported = exports(plan).map(|engine| EngineCommand {
+    let exported = exports(plan).map(|(engine, modules)| EngineCommand {
         engine: engine.name().into(),
         command: format!(
-            "spipe export {} {path} -o FOLDER{}",
+            "spipe export {} {path} -o FOLDER{}{}",
             engine.name(),
+            if modules == Modules::Transformers { " --modules transformers --config CONFIG" } else { "" },
             if drives && engine == Engine::Deepspeed { " --nvme PATH" } else { "" }
         ),
         tested_on_gpu: engine.tested_on_gpu(),
@@ -38,8 +39,13 @@ pub fn commands(plan: &Plan, path: &str) -> Vec<EngineCommand> {
     run.into_iter().chain(exported).collect()
 }
 
-fn exports(plan: &Plan) -> impl Iterator<Item = Engine> {
-    Engine::ALL.into_iter().filter(|engine| engine.check(plan).is_ok())
+/// The engines to which a plan can be exported, with the shortest classes of layers that do.
+fn exports(plan: &Plan) -> impl Iterator<Item = (Engine, Modules)> {
+    let modules = |engine: Engine| {
+        let takes = |modules: &Modules| engine.check(plan, *modules).is_ok();
+        [Modules::Own, Modules::Transformers].into_iter().find(takes)
+    };
+    Engine::ALL.into_iter().filter_map(move |engine| Some((engine, modules(engine)?)))
 }
 
 /// The engines of a plan in a sentence, and the runtime whose constants predicted it.

@@ -6,7 +6,7 @@ use crate::{
 };
 use spipe_base::{Bytes, Diagnostic};
 use spipe_exec::{Data, Draw};
-use spipe_export::{Folder, different_fields, listed_tokens};
+use spipe_export::{Folder, Modules, different_fields, listed_tokens};
 use spipe_model::Model;
 use spipe_plan::Plan;
 use spipe_sim::{Options, simulate};
@@ -23,6 +23,10 @@ const CONFIG: &str = "config.json";
 
 /// The files written beside the files of an export.
 pub struct Extras<'a> {
+    /// The classes of the layers.
+    pub modules: Modules,
+    /// The model's configuration for them, or a folder with it.
+    pub config: Option<&'a str>,
     /// A folder of weights.
     pub weights: Option<&'a str>,
     /// Whether initial weights are drawn and written.
@@ -78,10 +82,15 @@ impl Destination {
             std::fs::write(inner.join(TOKENS), tokens).map_err(fail)?;
         }
         let model = plan.context().model;
+        if let Some(config) = config(model, extras)? {
+            let fail =
+                |error: std::io::Error| Failure::file(&self.place.join(CONFIG).display().to_string(), "write", &error);
+            std::fs::write(inner.join(CONFIG), config).map_err(fail)?;
+        }
         if extras.draws_weights {
             spipe_exec::save_initial_weights(model, extras.seed, &inner.join(WEIGHTS))?;
         } else if let Some(weights) = extras.weights {
-            add_weights(weights, model, &inner.join(WEIGHTS))?;
+            add_weights(weights, (model, extras.modules), &inner.join(WEIGHTS))?;
         }
         self.publish(&inner)
     }
@@ -152,22 +161,50 @@ impl From<Diagnostic> for Failure {
     }
 }
 
-/// Checks a folder of weights against the model, and links or copies its safetensors files. Nothing
-/// else of it is used, and no code.
-fn add_weights(from: &str, model: &Model, to: &Path) -> Result<(), Failure> {
+/// The text of a configuration, which must be that of the model. `from` is what was given.
+fn checked_config(from: &str, path: &Path, model: &Model) -> Result<String, Failure> {
+    let path = path.display().to_string();
+    let text = input::text(&path)?;
+    let imported = Model::from_hugging_face(&path, &text)?;
+    let fields = different_fields(model, &imported.model);
+    if fields.is_empty() {
+        return Ok(text);
+    }
+    let message = format!("`{from}` is of another model than the plan's: {}", fields.join("; "));
+    let hint = format!("`spipe model import {path} -o model.toml` makes its model; plan for that one");
+    Err(Failure::input(Diagnostic::error(message).hint(hint)))
+}
+
+/// The configuration from which transformers builds the layers, if it does.
+fn config(model: &Model, extras: &Extras<'_>) -> Result<Option<String>, Failure> {
+    if extras.modules == Modules::Own {
+        return match extras.config {
+            Some(_) => {
+                Err(Failure::argument("the folder's own layers need no `--config`", "`--modules transformers` does"))
+            }
+            None => Ok(None),
+        };
+    }
+    let Some(given) = extras.config.or(extras.weights) else {
+        let hint = "`--config` names it, or `--weights` a folder that has one";
+        return Err(Failure::argument("transformers builds layers from a config.json", hint));
+    };
+    let path = if Path::new(given).is_dir() { Path::new(given).join(CONFIG) } else { given.into() };
+    checked_config(given, &path, model).map(Some)
+}
+
+/// Checks a folder of weights against the model, and links or copies its safetensors files and its
+/// configuration. Nothing else of it is used, and no code.
+fn add_weights(from: &str, (model, modules): (&Model, Modules), to: &Path) -> Result<(), Failure> {
     let source = Path::new(from);
     let config = source.join(CONFIG);
     if config.is_file() {
-        let path = config.display().to_string();
-        let imported = Model::from_hugging_face(&path, &input::text(&path)?)?;
-        let fields = different_fields(model, &imported.model);
-        if !fields.is_empty() {
-            let message = format!("`{from}` has the weights of another model than the plan's: {}", fields.join("; "));
-            let hint = format!("`spipe model import {path} -o model.toml` makes its model; plan for that one");
-            return Err(Failure::input(Diagnostic::error(message).hint(hint)));
-        }
+        checked_config(from, &config, model)?;
     }
-    spipe_exec::check_weights(source, model)?;
+    // The classes of transformers have names of their own for some families, which their scripts check.
+    if modules == Modules::Own {
+        spipe_exec::check_weights(source, model)?;
+    }
     let fail = |path: &Path, error: &std::io::Error| Failure::file(&path.display().to_string(), "copy", error);
     std::fs::create_dir(to).map_err(|error| fail(to, &error))?;
     let files: Vec<PathBuf> = match source.is_dir() {
@@ -188,8 +225,8 @@ fn add_weights(from: &str, model: &Model, to: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether a file holds tensors, or is the index of several that do.
+/// Whether a file holds tensors, is the index of several that do, or says of which model they are.
 fn is_weights(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
+    name == CONFIG || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json")
 }

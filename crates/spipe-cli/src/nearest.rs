@@ -4,7 +4,7 @@
 use crate::{Failure, input, options::OPTIONS};
 use spipe_base::{Diagnostic, Faults, SimTime};
 use spipe_cost::Mode;
-use spipe_export::{Beside, Folder};
+use spipe_export::{Beside, Folder, Modules};
 use spipe_plan::{Plan, System};
 use spipe_planner::Effort;
 use spipe_search::{Request, cores, search, workloads};
@@ -20,6 +20,8 @@ type Make<'a> = dyn Fn(&Plan, Beside) -> Result<Folder, Faults> + 'a;
 pub struct Engine<'a> {
     /// The name of its export.
     pub name: &'static str,
+    /// The classes of the layers.
+    pub modules: Modules,
     /// The systems that it takes for some model.
     pub systems: &'static [System],
     /// The folder of a plan.
@@ -48,7 +50,7 @@ pub const ZERO: [System; 3] = [System::ZeroOffload, System::Fsdp, System::ZeroIn
 
 impl Engine<'_> {
     fn takes(&self, plan: &Plan) -> bool {
-        (self.make)(plan, Beside::default()).is_ok()
+        (self.make)(plan, Beside { modules: self.modules, ..Beside::default() }).is_ok()
     }
 }
 

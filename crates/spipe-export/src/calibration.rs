@@ -1,6 +1,6 @@
 //! Measurements under PyTorch: a script, its request, and its answer.
 
-use crate::{folder::Folder, network::Network};
+use crate::{Modules, folder::Folder, network::Network};
 use serde::{Deserialize, Serialize};
 use spipe_base::{DataType, Diagnostic};
 use spipe_model::{Batch, Model};
@@ -72,7 +72,7 @@ pub fn calibration(what: &Calibrated<'_>) -> Result<Folder, Diagnostic> {
         folder: what.folder,
         seconds: what.budget.as_secs_f64(),
         limit_s: what.limit.as_secs().max(1),
-        model: what.layers.map(|(model, _)| Network::of(model)).transpose()?,
+        model: what.layers.map(|(model, _)| Network::of(model, Modules::Own)).transpose()?,
         batch: what.layers.map(|(_, batch)| BatchSize { microbatch: batch.microbatch, seq_len: batch.seq_len }),
         layers: what.layers.map_or_else(Vec::new, |(model, batch)| kinds(model, batch)),
     };

@@ -1,6 +1,7 @@
 //! DeepSpeed: ZeRO-Offload, ZeRO-Infinity and ZeRO-3 as a configuration and a script that takes it.
 
 use crate::{
+    Modules,
     folder::{COMMON, Folder, OPTIONS, filled},
     launch::{Beside, Launch},
     network::Network,
@@ -62,7 +63,7 @@ impl Zero {
 /// that it can.
 pub fn deepspeed(plan: &Plan, nvme: Option<&str>, beside: Beside) -> Result<Folder, Faults> {
     let name = plan.placement().name();
-    let (zero, network) = checked(plan, nvme.is_some())?;
+    let (zero, network) = checked(plan, nvme.is_some(), beside.modules)?;
     let settings = Sharded::new(plan, &network);
     let mut folder = Folder::default();
     let config = serde_json::to_string_pretty(&config(plan, (zero, &settings), nvme))
@@ -72,6 +73,7 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>, beside: Beside) -> Result<Fold
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
+    beside.modules.add_to(&mut folder);
     let launch = Launch::of(&settings.ranks, beside);
     folder.add("train.sbatch", launch.sbatch(plan.context().model.name(), "latest"));
     let values = [
@@ -91,12 +93,12 @@ pub fn deepspeed(plan: &Plan, nvme: Option<&str>, beside: Beside) -> Result<Fold
 ///
 /// # Errors
 /// The faults of [`deepspeed`].
-pub fn check(plan: &Plan) -> Result<(), Faults> {
-    checked(plan, uses_drives(&plan.context(), plan.placement())).map(drop)
+pub fn check(plan: &Plan, modules: Modules) -> Result<(), Faults> {
+    checked(plan, uses_drives(&plan.context(), plan.placement()), modules).map(drop)
 }
 
 /// The stage of ZeRO and the network of a plan that DeepSpeed can run.
-fn checked(plan: &Plan, mounted: bool) -> Result<(Zero, Network), Faults> {
+fn checked(plan: &Plan, mounted: bool, modules: Modules) -> Result<(Zero, Network), Faults> {
     let name = plan.placement().name();
     let mut faults = check_training(plan, "DeepSpeed");
     let zero = Zero::of(plan).map_err(|fault| faults.push(fault));
@@ -113,7 +115,7 @@ fn checked(plan: &Plan, mounted: bool) -> Result<(Zero, Network), Faults> {
         Ok(zero) => faults.or(zero)?,
         Err(()) => return Err(faults),
     };
-    Ok((zero, Network::of(plan.context().model)?))
+    Ok((zero, Network::of(plan.context().model, modules)?))
 }
 
 /// Refuses drives that DeepSpeed does not have: its ZeRO-3 keeps the states of all groups on one drive

@@ -1,6 +1,6 @@
 //! The engines of others that run exported plans.
 
-use crate::{deepspeed, fsdp, torch};
+use crate::{Modules, deepspeed, fsdp, torch};
 use spipe_base::Faults;
 use spipe_plan::{Plan, beyond_export};
 
@@ -39,14 +39,14 @@ impl Engine {
     ///
     /// # Errors
     /// The faults of the export.
-    pub fn check(self, plan: &Plan) -> Result<(), Faults> {
+    pub fn check(self, plan: &Plan, modules: Modules) -> Result<(), Faults> {
         if let Some(fault) = beyond_export(&plan.context()) {
             return Err(fault.into());
         }
         match self {
-            Self::Torch => torch::check(plan),
-            Self::Fsdp => fsdp::check(plan),
-            Self::Deepspeed => deepspeed::check(plan),
+            Self::Torch => torch::check(plan, modules),
+            Self::Fsdp => fsdp::check(plan, modules),
+            Self::Deepspeed => deepspeed::check(plan, modules),
         }
     }
 }

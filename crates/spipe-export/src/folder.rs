@@ -3,10 +3,9 @@
 use spipe_base::Faults;
 use std::collections::BTreeMap;
 
-/// The scripts of every engine.
-pub(crate) const COMMON: [(&str, &str); 9] = [
-    ("model.py", include_str!("../templates/common/model.py")),
-    ("rotary.py", include_str!("../templates/common/rotary.py")),
+/// The scripts of every engine, beside those of the layers.
+pub(crate) const COMMON: [(&str, &str); 8] = [
+    ("stage.py", include_str!("../templates/common/stage.py")),
     ("storage.py", include_str!("../templates/common/storage.py")),
     ("parameters.py", include_str!("../templates/common/parameters.py")),
     ("tokens.py", include_str!("../templates/common/tokens.py")),

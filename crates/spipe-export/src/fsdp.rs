@@ -1,6 +1,7 @@
 //! FSDP2: every process has a shard of each layer's parameters, gradients and optimizer state.
 
 use crate::{
+    Modules,
     folder::{COMMON, Folder, OPTIONS, filled},
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
@@ -17,12 +18,13 @@ const SCRIPTS: [(&str, &str); 1] = [("train.py", include_str!("../templates/fsdp
 /// # Errors
 /// Plans of other systems, and what FSDP2 cannot express, with the nearest plan that it can.
 pub fn fsdp(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
-    let settings = Sharded::new(plan, &checked(plan)?);
+    let settings = Sharded::new(plan, &checked(plan, beside.modules)?);
     let mut folder = Folder::default();
     folder.add("plan.json", settings.to_json()?);
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
+    beside.modules.add_to(&mut folder);
     let launch = Launch::of(&settings.ranks, beside);
     folder.add("train.sbatch", launch.sbatch(plan.context().model.name(), MANIFESTS));
     let values = [
@@ -43,12 +45,12 @@ pub fn fsdp(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
 ///
 /// # Errors
 /// The faults of [`fsdp`].
-pub fn check(plan: &Plan) -> Result<(), Faults> {
-    checked(plan).map(drop)
+pub fn check(plan: &Plan, modules: Modules) -> Result<(), Faults> {
+    checked(plan, modules).map(drop)
 }
 
 /// The network of a plan that FSDP2 can run.
-fn checked(plan: &Plan) -> Result<Network, Faults> {
+fn checked(plan: &Plan, modules: Modules) -> Result<Network, Faults> {
     let placement = plan.placement();
     let mut faults = check_training(plan, "FSDP");
     if !placement.shards_parameters() {
@@ -63,5 +65,5 @@ fn checked(plan: &Plan) -> Result<Network, Faults> {
         );
     }
     faults.or(())?;
-    Ok(Network::of(plan.context().model)?)
+    Ok(Network::of(plan.context().model, modules)?)
 }

@@ -1,6 +1,6 @@
 //! The commands that start the processes of an export: on one computer, on several, and under Slurm.
 
-use crate::{folder::filled, ranks::Rank};
+use crate::{Modules, folder::filled, ranks::Rank};
 use std::collections::BTreeMap;
 
 /// Steps of the commands where the export has no tokens.
@@ -8,11 +8,13 @@ const STEPS: u32 = 100;
 /// The files of whole checkpoints, of the scripts with checkpoints of our own.
 pub const MANIFESTS: &str = "step-*/manifest.json";
 
-/// The files that are written beside those of an export.
+/// What is written beside the scripts of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beside {
     /// The steps whose tokens are in the folder, if they are.
     pub steps: Option<u32>,
+    /// The classes of the layers.
+    pub modules: Modules,
 }
 
 /// The processes of each computer.
@@ -98,7 +100,7 @@ mod tests {
     use super::*;
 
     fn launch(counts: &[usize], steps: Option<u32>) -> Launch {
-        Launch { counts: counts.to_vec(), gpus: 4, beside: Beside { steps } }
+        Launch { counts: counts.to_vec(), gpus: 4, beside: Beside { steps, ..Beside::default() } }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The networks that the exported scripts can build.
 
+use crate::Modules;
 use serde::Serialize;
 use serde_json::{Value, json};
 use spipe_base::Diagnostic;
@@ -36,12 +37,17 @@ impl Network {
     /// The network of `model`.
     ///
     /// # Errors
-    /// A model of another kind than Llama, Mistral, Qwen2, Qwen3 and GPT-2, with the first property
-    /// that the scripts do not have.
-    pub fn of(model: &Model) -> Result<Self, Diagnostic> {
+    /// Models that are no decoders; with own modules also those of other families than Llama, Mistral,
+    /// Qwen2, Qwen3 and GPT-2, with the first property that the scripts do not have.
+    pub fn of(model: &Model, modules: Modules) -> Result<Self, Diagnostic> {
         let refuse = |what: &str| {
-            Diagnostic::error(format!("`{}` cannot be exported: {what}", model.name()))
-                .hint("Llama and its kin, Mistral, Qwen2, Qwen3 and GPT-2 can; `command simulate` predicts this one")
+            Diagnostic::error(format!("`{}` cannot be exported: {what}", model.name())).hint(match modules {
+                Modules::Own => {
+                    "`option modules transformers` builds the layers of any decoder; the folder's own are Llama \
+                                     and its kin, Mistral, Qwen2, Qwen3 and GPT-2"
+                }
+                Modules::Transformers => "decoders can; `command simulate` predicts this one",
+            })
         };
         let Architecture::Transformer(transformer) = model.architecture() else {
             return Err(refuse(match model.architecture() {
@@ -53,7 +59,10 @@ impl Network {
             }));
         };
         let block = &transformer.block;
-        let family = family(transformer).map_err(refuse)?;
+        let family = match modules {
+            Modules::Own => family(transformer).map_err(refuse)?,
+            Modules::Transformers => "transformers",
+        };
         let (rotary_base, rotary_scaling, places) = match block.positions {
             Positions::Rotary { base, scaling, .. } => (Some(base), scaling.map(scaling_table), None),
             Positions::Learned { places } => (None, None, Some(places)),

@@ -1,6 +1,6 @@
 //! The arguments of `spipe export`.
 
-use clap::{Args as Group, Subcommand};
+use clap::{Args as Group, Subcommand, ValueEnum};
 
 /// The engines that run exported plans.
 #[derive(Debug, Subcommand)]
@@ -47,6 +47,25 @@ pub struct ExportDeepspeed {
     pub nvme: Option<String>,
 }
 
+/// The classes of the layers of an exported model.
+#[derive(Clone, Copy, Debug, Default, ValueEnum)]
+pub enum Modules {
+    /// Short ones in the folder: Llama and its kin, Mistral, Qwen2, Qwen3, GPT-2
+    #[default]
+    Own,
+    /// Those of the transformers that is installed where the folder runs: any decoder
+    Transformers,
+}
+
+impl From<Modules> for spipe_export::Modules {
+    fn from(modules: Modules) -> Self {
+        match modules {
+            Modules::Own => Self::Own,
+            Modules::Transformers => Self::Transformers,
+        }
+    }
+}
+
 /// A plan, and the folder of its export.
 #[derive(Debug, Group)]
 pub struct ExportFolder {
@@ -55,6 +74,13 @@ pub struct ExportFolder {
     /// The folder to write, whole or not at all; it must be new or empty
     #[arg(short, long)]
     pub output: String,
+    /// The classes of the model's layers
+    #[arg(long, value_enum, default_value_t)]
+    pub modules: Modules,
+    /// The model's config.json, or a folder with one, for the classes of transformers; that of the
+    /// weights if not given
+    #[arg(long)]
+    pub config: Option<String>,
     /// Weights to start from, in the format of transformers: a folder, whose safetensors files are
     /// linked or copied into the export
     #[arg(long)]

@@ -9,7 +9,7 @@ use crate::{
     output,
 };
 use spipe_base::{Diagnostic, Faults};
-use spipe_export::Beside;
+use spipe_export::{Beside, Modules};
 use spipe_model::Architecture;
 use spipe_plan::Plan;
 use spipe_schedule::Order;
@@ -22,10 +22,12 @@ pub fn run(what: &Export) -> Result<(), Failure> {
                 Some(path) => Some(Order::parse(path, &input::text(path)?)?),
                 None => None,
             };
-            export(folder, &torch(order.as_ref()))
+            export(folder, &torch(order.as_ref(), folder.modules.into()))
         }
-        Export::Fsdp(folder) => export(folder, &fsdp()),
-        Export::Deepspeed(ExportDeepspeed { folder, nvme }) => export(folder, &deepspeed(nvme.as_deref())),
+        Export::Fsdp(folder) => export(folder, &fsdp(folder.modules.into())),
+        Export::Deepspeed(ExportDeepspeed { folder, nvme }) => {
+            export(folder, &deepspeed(nvme.as_deref(), folder.modules.into()))
+        }
         Export::Chakra(ExportChakra { plan, output }) => {
             let destination = Destination::open(output)?;
             let plan = input::plan(plan)?;
@@ -36,18 +38,18 @@ pub fn run(what: &Export) -> Result<(), Failure> {
     }
 }
 
-fn torch(order: Option<&Order>) -> Engine<'_> {
+fn torch(order: Option<&Order>, modules: Modules) -> Engine<'_> {
     let make = move |plan: &Plan, beside| spipe_export::torch(plan, order, beside);
-    Engine { name: "torch", systems: &nearest::PIPELINES, make: Box::new(make) }
+    Engine { name: "torch", modules, systems: &nearest::PIPELINES, make: Box::new(make) }
 }
 
-fn fsdp() -> Engine<'static> {
-    Engine { name: "fsdp", systems: &nearest::SHARDED, make: Box::new(spipe_export::fsdp) }
+fn fsdp(modules: Modules) -> Engine<'static> {
+    Engine { name: "fsdp", modules, systems: &nearest::SHARDED, make: Box::new(spipe_export::fsdp) }
 }
 
-fn deepspeed(nvme: Option<&str>) -> Engine<'_> {
+fn deepspeed(nvme: Option<&str>, modules: Modules) -> Engine<'_> {
     let make = move |plan: &Plan, beside| spipe_export::deepspeed(plan, nvme, beside);
-    Engine { name: "deepspeed", systems: &nearest::ZERO, make: Box::new(make) }
+    Engine { name: "deepspeed", modules, systems: &nearest::ZERO, make: Box::new(make) }
 }
 
 /// Writes the folder that the engine makes of the plan.
@@ -57,15 +59,19 @@ fn export(what: &ExportFolder, engine: &Engine<'_>) -> Result<(), Failure> {
     if let Some(fault) = spipe_plan::beyond_export(&plan.context()) {
         return Err(Faults::from(fault).into());
     }
-    let beside = Beside { steps: what.data.as_ref().map(|_| what.steps) };
-    let others = || [torch(None), fsdp(), deepspeed(None)];
+    let modules: Modules = what.modules.into();
+    let beside = Beside { steps: what.data.as_ref().map(|_| what.steps), modules };
+    let others = || [torch(None, modules), fsdp(modules), deepspeed(None, modules)];
     let mut folder =
         (engine.make)(&plan, beside).map_err(|faults| nearest::refusal(faults, engine, &others(), &plan))?;
     if let Some(page) = folder.files.get_mut("README.md") {
+        page.push_str(modules.page());
         page.push_str(&expectation(&plan)?);
     }
     output::warn(folder.warnings.iter().chain(bytes_warning(what, &plan).iter()));
     let extras = Extras {
+        modules,
+        config: what.config.as_deref(),
         weights: what.weights.as_deref(),
         draws_weights: what.initial_weights,
         data: what.data.as_deref(),

@@ -6,6 +6,7 @@ mod ranks;
 mod refusal;
 
 use crate::{
+    Modules,
     folder::{COMMON, Folder, filled},
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
@@ -62,9 +63,9 @@ pub fn is_one_computer(plan: &Plan) -> bool {
 ///
 /// # Errors
 /// The faults of [`folder`].
-pub fn check(plan: &Plan) -> Result<(), Faults> {
+pub fn check(plan: &Plan, modules: Modules) -> Result<(), Faults> {
     refusal::check(plan)?;
-    Ok(Network::of(plan.context().model).map(drop)?)
+    Ok(Network::of(plan.context().model, modules).map(drop)?)
 }
 
 /// The folder of a plan whose program is interpreted.
@@ -75,13 +76,14 @@ pub fn folder(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     refusal::check(plan)?;
     let context = plan.context();
     let program = lower(&context, plan.placement())?;
-    let file = ProgramFile::new(plan, &Network::of(context.model)?, &program);
+    let file = ProgramFile::new(plan, &Network::of(context.model, beside.modules)?, &program);
     let mut folder = Folder::default();
     let json = serde_json::to_string(&file).map_err(|error| Diagnostic::error(error.to_string()))?;
     folder.add("program.json", json + "\n");
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
+    beside.modules.add_to(&mut folder);
     let launch = Launch::of(file.ranks(), beside);
     folder.add("train.sbatch", launch.sbatch(context.model.name(), MANIFESTS));
     let values = [

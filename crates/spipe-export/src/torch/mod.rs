@@ -5,6 +5,7 @@ mod refusal;
 mod settings;
 
 use crate::{
+    Modules,
     folder::{COMMON, Folder, OPTIONS, filled},
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
@@ -35,7 +36,7 @@ pub fn torch(plan: &Plan, custom: Option<&Order>, beside: Beside) -> Result<Fold
         return program::folder(plan, beside);
     }
     let mut folder = Folder::default();
-    let (network, exported) = checked(plan, custom, &mut folder.warnings)?;
+    let (network, exported) = checked(plan, custom, beside.modules, &mut folder.warnings)?;
     let settings = Settings::new(plan, &network, &exported);
     folder.warnings.extend(warnings(plan, &settings));
     folder.add("schedule.csv", exported.order.to_string());
@@ -44,6 +45,7 @@ pub fn torch(plan: &Plan, custom: Option<&Order>, beside: Beside) -> Result<Fold
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
+    beside.modules.add_to(&mut folder);
     let launch = Launch::of(settings.ranks(), beside);
     folder.add("README.md", readme(plan, &settings, &launch));
     folder.add("train.sbatch", launch.sbatch(plan.context().model.name(), MANIFESTS));
@@ -54,18 +56,23 @@ pub fn torch(plan: &Plan, custom: Option<&Order>, beside: Beside) -> Result<Fold
 ///
 /// # Errors
 /// The faults of [`torch`].
-pub fn check(plan: &Plan) -> Result<(), Faults> {
+pub fn check(plan: &Plan, modules: Modules) -> Result<(), Faults> {
     if program::is_needed(plan) {
-        return program::check(plan);
+        return program::check(plan, modules);
     }
-    checked(plan, None, &mut Faults::new()).map(drop)
+    checked(plan, None, modules, &mut Faults::new()).map(drop)
 }
 
 /// The network and the order of a plan that PyTorch can run.
-fn checked(plan: &Plan, custom: Option<&Order>, warnings: &mut Faults) -> Result<(Network, Exported), Faults> {
+fn checked(
+    plan: &Plan,
+    custom: Option<&Order>,
+    modules: Modules,
+    warnings: &mut Faults,
+) -> Result<(Network, Exported), Faults> {
     refusal::check(plan)?;
     let (context, placement) = (plan.context(), plan.placement());
-    let network = Network::of(context.model)?;
+    let network = Network::of(context.model, modules)?;
     let order = match custom {
         Some(order) => order.clone(),
         None => order_of(&context, placement)?,

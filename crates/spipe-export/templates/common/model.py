@@ -1,16 +1,15 @@
-"""The layers of the model in plain PyTorch, and the stages made of them.
+"""The layers of the model in plain PyTorch.
 
 Parameters have the names and shapes that transformers gives them, so that weights are read as they are. Layer 0 is the
 embedding, layers 1 to n are the blocks, and the last layer is the head, which returns logits.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from rotary import rotate
 
@@ -195,9 +194,11 @@ FAMILIES = {
     "llama": (LlamaEmbedding, LlamaBlock, LlamaHead, "model.", "model.layers."),
     "gpt2": (Gpt2Embedding, Gpt2Block, Gpt2Head, "transformer.", "transformer.h."),
 }
-# With a tied head, the name of the table that it projects with.
+# The names of the embedding's tables.
 TABLES = {"llama": "model.embed_tokens.weight", "gpt2": "transformer.wte.weight"}
 HEAD = "lm_head.weight"
+# What to do where weights have other names.
+NAMES = "they must be those of the plan's model, as transformers writes them"
 
 
 def layer(model: dict[str, Any], index: int) -> nn.Module:
@@ -207,62 +208,25 @@ def layer(model: dict[str, Any], index: int) -> nn.Module:
     return block(model, index - 1) if index <= model["layers"] else head(model)
 
 
-class Stage(nn.Module):
-    """Consecutive layers: the first `recomputed` of them are computed again in the backward.
-
-    The stage computes on `device` in `dtype`. Its input arrives, and its output leaves, on the device and in the type of
-    the boundary: `.to` copies them, and their gradients on the way back.
-    """
-
-    def __init__(self, model: dict[str, Any], stage: dict[str, Any], device: torch.device, dtype: torch.dtype,
-                 boundary: tuple[torch.device, torch.dtype]) -> None:
-        super().__init__()
-        self.model = model
-        self.first: int = stage["first-layer"]
-        self.last: int = stage["last-layer"]
-        self.recomputed, self.offloads = stage["recomputed"], stage["offloads"]
-        self.device, self.dtype, self.boundary = device, dtype, boundary
-        with torch.device(device):
-            self.layers = nn.ModuleList(layer(model, index) for index in range(self.first, self.last + 1)).to(dtype)
-        for index in stage["frozen"]:
-            self.layers[index - self.first].requires_grad_(False)
-
-    @property
-    def is_first(self) -> bool:
-        return self.first == 0
-
-    @property
-    def is_last(self) -> bool:
-        last: int = self.model["layers"] + 1
-        return self.last == last
-
-    def names(self) -> Iterator[tuple[int, str, nn.Parameter]]:
-        """The parameters by transformers' names, in the order of the layers."""
-        _, _, _, prefix, blocks = FAMILIES[self.model["family"]]
-        for index, module in enumerate(self.layers, start=self.first):
-            for name, parameter in module.named_parameters():
-                block = 0 < index <= self.model["layers"]
-                whole = f"{blocks}{index - 1}.{name}" if block else name if name == HEAD else prefix + name
-                yield index, whole, parameter
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.to(self.device) if self.is_first else x.to(self.device, self.dtype)
-        for index, module in enumerate(self.layers):
-            if index < self.recomputed and torch.is_grad_enabled():
-                x = checkpoint(module, x, use_reentrant=False)
-            elif self.offloads:
-                with torch.autograd.graph.save_on_cpu(pin_memory=self.device.type != "cpu"):
-                    x = module(x)
-            else:
-                x = module(x)
-        device, dtype = self.boundary
-        return x.to(device) if self.is_last else x.to(device, dtype)
+def layers(model: dict[str, Any], indices: Iterable[int]) -> list[nn.Module]:
+    """These layers of the model, whose parameters have no memory yet."""
+    with torch.device("meta"):
+        return [layer(model, index) for index in indices]
 
 
-def tie(stages: Iterable[Stage]) -> None:
-    """Makes a tied head use the table of the embedding in the same process, if both are there."""
-    first = next((stage for stage in stages if stage.is_first), None)
-    last = next((stage for stage in stages if stage.is_last), None)
-    if first is not None and last is not None and first.model["tied"]:
-        tables = {name: parameter for _, name, parameter in first.names()}
-        last.layers[-1].get_submodule("lm_head").register_parameter("weight", tables[TABLES[first.model["family"]]])
+def name(model: dict[str, Any], index: int, inner: str) -> str:
+    """The name that transformers gives a parameter of a layer."""
+    _, _, _, prefix, blocks = FAMILIES[model["family"]]
+    if 0 < index <= model["layers"]:
+        return f"{blocks}{index - 1}.{inner}"
+    return inner if inner == HEAD else prefix + inner
+
+
+def table(model: dict[str, Any]) -> str:
+    """The name of the embedding's table, with which a tied head projects."""
+    return TABLES[model["family"]]
+
+
+def constant(name: str, shape: torch.Size) -> float | None:
+    """The first number of all of a parameter, if it has no random ones: norms are one, biases zero."""
+    return 0.0 if name.endswith("bias") else 1.0 if len(shape) == 1 else None

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from model import HEAD, TABLES, Stage
+from model import HEAD, NAMES, constant, table
+from stage import Stage
 from storage import Fault, Safetensors, write
 
 INDEX = "model.safetensors.index.json"
@@ -44,7 +45,7 @@ class Weights:
         short = name.removeprefix("transformer.")
         found = name if name in self.home else short
         if found not in self.home:
-            raise Fault(f"the weights in `{self.path}` have no `{name}`")
+            raise Fault(f"the weights in `{self.path}` have no `{name}`: {NAMES}")
         numbers = self.home[found].read(found)
         if numbers.shape != shape:
             raise Fault(f"`{name}` is {list(numbers.shape)} in `{self.path}`, the plan's model has {list(shape)}")
@@ -52,16 +53,15 @@ class Weights:
 
 
 class Random:
-    """Random numbers, the same however the model is cut: norms are one, biases zero, the rest normal."""
+    """Random numbers, the same however the model is cut; vectors such as norms and biases have one number."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
 
     def read(self, name: str, shape: torch.Size, first: int, count: int) -> torch.Tensor:
-        if name.endswith("bias"):
-            return torch.zeros(count)
-        if len(shape) == 1:
-            return torch.ones(count)
+        same = constant(name, shape)
+        if same is not None:
+            return torch.full((count,), same)
         numbers = torch.empty(count)
         start, end = first // BLOCK, -(-(first + count) // BLOCK)
         for block in range(start, end):
@@ -82,7 +82,7 @@ def source(path: str | None, seed: int) -> Source:
 
 def origin(stage: Stage, name: str) -> str:
     """The name under which a parameter is read or drawn: a tied head has the embedding's table."""
-    return TABLES[stage.model["family"]] if name == HEAD and stage.model["tied"] else name
+    return table(stage.model) if name == HEAD and stage.model["tied"] else name
 
 
 @torch.no_grad()

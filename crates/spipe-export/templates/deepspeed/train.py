@@ -4,6 +4,8 @@ import argparse
 import json
 import os
 import shutil
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import deepspeed
@@ -15,7 +17,7 @@ import checkpoint
 import loop
 import parameters
 import place
-from model import Stage, tie
+from stage import Stage, tie
 from storage import Fault
 from tokens import Tokens, count, loss_sum
 
@@ -31,9 +33,12 @@ def options_of(parser: argparse.ArgumentParser) -> None:
 class Model(nn.Module):
     """The whole model with the sum of its losses."""
 
-    def __init__(self, settings: dict[str, Any], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, settings: dict[str, Any], device: torch.device, dtype: torch.dtype, ready: Callable[[Stage], object]) -> None:
         super().__init__()
-        stages = [Stage(settings["model"], stage, device, dtype, (device, dtype)) for stage in settings["stages"]]
+        stages = []
+        for stage in settings["stages"]:
+            stages.append(Stage(settings["model"], stage, device, dtype, (device, dtype)))
+            ready(stages[-1])
         tie(stages)
         self.stages = nn.ModuleList(stages)
 
@@ -48,15 +53,14 @@ class Model(nn.Module):
 
 
 def build(settings: dict[str, Any], config: dict[str, Any], device: torch.device, options: argparse.Namespace) -> Model:
-    """The model with its first numbers; with ZeRO-3 no process ever holds more of it than one parameter and its shards."""
+    """The model with its first numbers; with ZeRO-3 no process ever holds more of it than one group of layers and its shards."""
     dtype = TYPES[settings["precision"]]
     if config["zero_optimization"]["stage"] < 3:
-        model = Model(settings, device, dtype)
+        model = Model(settings, device, dtype, lambda _: None)
         parameters.fill(model.all_stages(), options.weights, options.seed)
         return model
     # The type follows from the configuration; DeepSpeed 0.19 reads the argument for it wrongly.
-    with deepspeed.zero.Init(config_dict_or_path=config):
-        model = Model(settings, device, dtype)
+    model = Model(settings, device, dtype, partial(deepspeed.zero.Init, config_dict_or_path=config))
     # The first process reads, or draws, each parameter once, and the others get their parts of it.
     source = parameters.source(options.weights, options.seed) if dist.get_rank() == 0 else None
     for stage in model.all_stages():

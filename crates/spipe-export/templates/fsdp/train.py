@@ -13,13 +13,11 @@ from torch.distributed.tensor import DTensor
 import loop
 import parameters
 import place
-from model import Stage, tie
+from stage import Stage, tie
 from storage import Fault
 from tokens import Tokens, count, loss_sum
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Layers with one of these have a table that the head may share.
-TABLES = ("embed_tokens", "wte", "lm_head")
 
 
 def options_of(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +49,11 @@ class Model:
         self.shard(settings, device)
         for stage in self.stages:
             stage.device, stage.dtype = device, dtype
+        buffers = [(inner, name, buffer) for inner in self.whole.modules() for name, buffer in inner._buffers.items() if buffer is not None]
         self.whole.to_empty(device="cpu" if settings["offloads"] else device)
+        # Those have numbers, which `to_empty` forgets.
+        for inner, name, buffer in buffers:
+            inner._buffers[name] = buffer.to(device)
         tie(self.stages)
         self.fill(options.weights, options.seed)
 
@@ -61,11 +63,12 @@ class Model:
         policy = narrow if settings["precision"] != "fp32" else MixedPrecisionPolicy()
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings["offloads"] else OffloadPolicy()
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        # A table that the head shares belongs to the root, which is gathered for the whole step.
         tied = settings["model"]["tied"]
+        shared = (0, settings["model"]["layers"] + 1) if tied else ()
         groups: list[FSDPModule] = []
         for stage in self.stages:
-            # A table that the head shares belongs to the root, which is gathered for the whole step.
-            own = [layer for layer in stage.layers if not (tied and any(hasattr(layer, name) for name in TABLES))]
+            own = [layer for index, layer in enumerate(stage.layers, start=stage.first) if index not in shared]
             if own:
                 sharded = fully_shard(own, mesh=mesh, mp_policy=policy, offload_policy=offload)
                 groups.append(sharded[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,6 +28,7 @@ class Tensor:
     shape: torch.Size
     first: int
     count: int
+    trains: bool
 
 
 class Layout:
@@ -37,13 +38,12 @@ class Layout:
         self.program = program
         self.half = TYPES[program.settings["precision"]]
         self.tensors: list[list[Tensor]] = []
-        with torch.device("meta"):
-            for index in range(program.model["layers"] + 2):
-                first, tensors = 0, []
-                for name, parameter in model.layer(program.model, index).named_parameters():
-                    tensors.append(Tensor(name, parameter.shape, first, parameter.numel()))
-                    first += parameter.numel()
-                self.tensors.append(self.own(index, tensors))
+        for index, layer in enumerate(model.layers(program.model, range(program.model["layers"] + 2))):
+            first, tensors = 0, []
+            for name, parameter in layer.named_parameters():
+                tensors.append(Tensor(name, parameter.shape, first, parameter.numel(), parameter.requires_grad))
+                first += parameter.numel()
+            self.tensors.append(self.own(index, tensors))
 
     def own(self, layer: int, tensors: list[Tensor]) -> list[Tensor]:
         """Without the table that a head has from the embedding."""
@@ -53,15 +53,12 @@ class Layout:
         for tensor in tensors:
             if tensor.name != model.HEAD:
                 first = kept[-1].first + kept[-1].count if kept else 0
-                kept.append(Tensor(tensor.name, tensor.shape, first, tensor.count))
+                kept.append(replace(tensor, first=first))
         return kept
 
     def whole_name(self, layer: int, name: str) -> str:
         """The name that transformers gives a tensor of a layer."""
-        _, _, _, prefix, blocks = model.FAMILIES[self.program.model["family"]]
-        if 0 < layer <= self.program.model["layers"]:
-            return f"{blocks}{layer - 1}.{name}"
-        return name if name == model.HEAD else prefix + name
+        return model.name(self.program.model, layer, name)
 
     @property
     def table(self) -> Tensor:
@@ -70,6 +67,15 @@ class Layout:
 
     def count(self, layer: int) -> int:
         return sum(tensor.count for tensor in self.tensors[layer])
+
+    def trained(self, layer: int) -> list[slice]:
+        """The places of a layer's trained numbers, without gaps."""
+        found: list[slice] = []
+        for tensor in self.tensors[layer]:
+            if tensor.trains:
+                first = found.pop().start if found and found[-1].stop == tensor.first else tensor.first
+                found.append(slice(first, tensor.first + tensor.count))
+        return found
 
     def held(self, buffer: Buffer) -> list[int]:
         """The layers whose numbers a buffer has: gradients and state are those of trained layers."""

@@ -46,8 +46,7 @@ class Stage:
 
     def __init__(self, program: Program, index: int, memory: Memory) -> None:
         self.program, self.memory, self.layers = program, memory, program.stages[index].layers
-        with torch.device("meta"):
-            self.modules = {layer: model.layer(program.model, layer) for layer in self.layers}
+        self.modules = dict(zip(self.layers, model.layers(program.model, self.layers), strict=True))
         # By layer, the owner of each parameter and its name there, in the order in which the numbers lie.
         self.homes = {layer: homes(module) for layer, module in self.modules.items()}
         self.leaves: dict[tuple[int, str], nn.Parameter] = {}
@@ -66,7 +65,7 @@ class Stage:
             numbers, trains = self.memory.layer(parameters, layer), layer not in self.program.frozen
             for tensor in self.memory.layout.tensors[layer]:
                 view = numbers[tensor.first : tensor.first + tensor.count].view(tensor.shape)
-                self.set(layer, tensor.name, view, trains)
+                self.set(layer, tensor.name, view, trains and tensor.trains)
         if self.program.model["tied"] and self.table[0] in self.layers:
             source = shared if shared is not None else parameters
             self.bases.append(self.memory.flat(source))
@@ -87,7 +86,7 @@ class Stage:
         owner._parameters[own] = leaf
 
     def trained(self, layer: int) -> list[tuple[str, nn.Parameter]]:
-        found = [(tensor.name, self.leaves[layer, tensor.name]) for tensor in self.memory.layout.tensors[layer]]
+        found = [(tensor.name, self.leaves[layer, tensor.name]) for tensor in self.memory.layout.tensors[layer] if tensor.trains]
         return found if layer not in self.program.frozen else []
 
     def attach(self, gradients: Buffer, shared: Buffer | None, begins: bool) -> None:

@@ -63,9 +63,10 @@ class Steps:
                 if layer not in layout.held(state):
                     continue
                 stored, first = self.memory.layer(buffer, layer), layout.first(state, layer)
-                place = slice(first, first + len(stored))
                 summed = self.memory.layer(gradients, layer) if gradients is not None else stored
-                found.append(Part(stored, master[place] if master is not None else stored, summed, mean[place], square[place]))
+                for run in layout.trained(layer):
+                    place, own = slice(first + run.start, first + run.stop), stored[run]
+                    found.append(Part(own, master[place] if master is not None else own, summed[run], mean[place], square[place]))
         return found
 
     @torch.no_grad()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from model import Stage
+from stage import Stage
 
 
 class Part:

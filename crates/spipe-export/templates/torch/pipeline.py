@@ -14,7 +14,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 import place
-from model import HEAD, TABLES, Stage, tie
+from model import HEAD, table
+from stage import Stage, tie
 from storage import Fault
 from tokens import loss_sum
 
@@ -57,7 +58,7 @@ class World:
         if not model["tied"]:
             return set(), None
         # Both names are one parameter where both ends are in one process; gradients then add up by themselves.
-        names = {TABLES[model["family"]], HEAD}
+        names = {table(model), HEAD}
         group = dist.new_group(pair) if len(pair) > 1 else None
         # A process that is not in the group gets a number in its place.
         group = group if isinstance(group, dist.ProcessGroup) else None

@@ -107,7 +107,7 @@ def plain(folder, out, clip=None, scale=1.0, late=False):
 
     sys.path.insert(0, folder)
     import parameters
-    from model import Stage, tie
+    from stage import Stage, tie
     from tokens import Tokens
 
     settings = program(folder)

@@ -63,7 +63,7 @@ def compare(export, weights):
 
     sys.path.insert(0, export)
     import parameters
-    from model import Stage, tie
+    from stage import Stage, tie
 
     with open(os.path.join(export, "plan.json")) as file:
         settings = json.load(file)

@@ -7,9 +7,11 @@ import tempfile
 import unittest
 
 from spipe import TEXT, plan, spipe
+from streamed import model
 
 # The folders: engines, each with a system that it takes.
-ENGINES = {"torch": ("torch", "1f1b"), "program": ("torch", "mobius"), "fsdp": ("fsdp", "fsdp"), "deepspeed": ("deepspeed", "fsdp")}
+ENGINES = {"torch": ("torch", "1f1b"), "program": ("torch", "mobius"), "fsdp": ("fsdp", "fsdp"), "deepspeed": ("deepspeed", "fsdp"),
+           "transformers": ("torch", "mobius")}
 
 
 class Reading(unittest.TestCase):
@@ -18,8 +20,10 @@ class Reading(unittest.TestCase):
         cls.folder = tempfile.TemporaryDirectory()
         cls.root = cls.folder.name
         for name, (engine, system) in ENGINES.items():
-            path = plan(cls.root, system, 2, batch=4)
-            spipe("export", engine, path, "-o", os.path.join(cls.root, name), "--data", TEXT, "--steps", "1")
+            is_own = name != "transformers"
+            path = plan(cls.root, system, 2, batch=4, model="demo" if is_own else model(cls.root, "gpt2"), name=name)
+            more = [] if is_own else ["--modules", "transformers", "--config", os.path.join(cls.root, "config.json")]
+            spipe("export", engine, path, "-o", os.path.join(cls.root, name), "--data", TEXT, "--steps", "1", *more)
 
     @classmethod
     def tearDownClass(cls):

@@ -164,7 +164,7 @@ class Training(unittest.TestCase):
 
             sys.path.insert(0, folder)
             import parameters
-            from model import Stage, tie
+            from stage import Stage, tie
 
             with open(os.path.join(folder, "plan.json")) as file:
                 settings = json.load(file)
