@@ -13,10 +13,10 @@ use crate::{
 use file::ProgramFile;
 pub use file::schema;
 use spipe_base::{Diagnostic, Faults};
-use spipe_plan::{GradientsLeave, OrderKind, Plan, Update};
+use spipe_plan::{GradientsLeave, OrderKind, Plan, Update, uses_drives};
 use spipe_schedule::lower;
 
-const SCRIPTS: [(&str, &str); 16] = [
+const SCRIPTS: [(&str, &str); 17] = [
     ("train.py", include_str!("../../templates/program/train.py")),
     ("rates.py", include_str!("../../templates/common/rates.py")),
     ("program.py", include_str!("../../templates/program/program.py")),
@@ -25,6 +25,7 @@ const SCRIPTS: [(&str, &str); 16] = [
     ("compute.py", include_str!("../../templates/program/compute.py")),
     ("passes.py", include_str!("../../templates/program/passes.py")),
     ("copies.py", include_str!("../../templates/program/copies.py")),
+    ("drives.py", include_str!("../../templates/program/drives.py")),
     ("offload.py", include_str!("../../templates/program/offload.py")),
     ("steps.py", include_str!("../../templates/program/steps.py")),
     ("adamw.py", include_str!("../../templates/program/adamw.py")),
@@ -39,11 +40,12 @@ const SCRIPTS: [(&str, &str); 16] = [
 pub fn is_needed(plan: &Plan) -> bool {
     let placement = plan.placement();
     let offloads = placement.stages.iter().any(|stage| stage.offload.is_some());
+    let drives = !placement.shards_parameters() && uses_drives(&plan.context(), placement);
     matches!(placement.order, OrderKind::Rounds(_) | OrderKind::Uniform)
         || placement.update == Update::Delayed
         || placement.gradients_leave == GradientsLeave::EachMicrobatch
         // Hooks copy without overlap, but also between GPUs and sockets, and where processes share no memory.
-        || offloads && is_one_computer(plan) && !sockets_compute(plan)
+        || (offloads || drives) && is_one_computer(plan) && !sockets_compute(plan)
 }
 
 /// Whether a CPU socket computes passes. What passes between it and a GPU is on lanes of the GPU, in both directions.
@@ -82,7 +84,7 @@ pub fn folder(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     for (name, text) in COMMON.into_iter().chain(SCRIPTS) {
         folder.add(name, text);
     }
-    let launch = Launch::of(file.ranks(), beside);
+    let launch = Launch::of(file.ranks(), beside).with_drives(file.drives());
     folder.add("train.sbatch", launch.sbatch(context.model.name(), MANIFESTS));
     let values = [
         ("commands", launch.commands()),

@@ -8,6 +8,7 @@ import torch
 
 from compute import Compute
 from copies import Copies
+from drives import Drives
 from memory import Memory
 from program import Action, Program
 from steps import Steps
@@ -19,10 +20,14 @@ from world import RING, World
 class Actions:
     """The actions of one process."""
 
-    def __init__(self, program: Program, world: World, memory: Memory, tokens: Tokens, rate: Callable[[int], float], weight_decay: float) -> None:
+    def __init__(self, program: Program, world: World, memory: Memory, tokens: Tokens, drives: Drives, rate: Callable[[int], float],
+                 weight_decay: float) -> None:  # fmt: skip
         self.board, self.store = world.board, Store(program, world.rank)
         self.compute = Compute(program, world, memory, self.store, tokens)
         self.copies = Copies(program, world, memory, self.store)
+        # Lanes whose copies begin or end on a drive.
+        self.of_drives = {lane.index for lane in program.lanes if lane.role.startswith("nvme")}
+        self.drives = drives
         self.steps = Steps(program, world, memory, rate, weight_decay)
         self.kinds: dict[str, Callable[[Action, int], None]] = {
             "forward": self.compute.forward,
@@ -47,7 +52,7 @@ class Actions:
         """Runs an action within one process, unless its guard forbids it."""
         if action.guard is not None and (self.board.factor[iteration % RING] == 1.0) != (action.guard.outcome == "pass"):
             return
-        self.kinds[action.kind](action, iteration)
+        (self.drives.copy if action.lane in self.of_drives else self.kinds[action.kind])(action, iteration)
 
     def cross(self, action: Action, iteration: int, slot: torch.Tensor, receives: bool) -> None:
         """Runs one end of a copy between two processes."""
