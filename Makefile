@@ -151,6 +151,12 @@ DEVICE ?= cuda:0
 gpu-check:
 	crates/spipe-cli/scripts/gpu-check.sh $(DEVICE)
 
+.PHONY: gpu-check-torch
+## Exported plans on a GPU beside their predictions and a plain loop, within four minutes: reports/gpu/cuda-0/torch.md. It wants a
+## built spipe (SPIPE names another one) and PyTorch in PYTHON, no toolchain.
+gpu-check-torch:
+	$(PYTHON) -B crates/spipe-export/scripts/gpu_check.py
+
 .PHONY: software-gpu-check
 ## The same on a program that plays a GPU: Mesa's llvmpipe, or whatever Vulkan finds first (Debian: mesa-vulkan-drivers).
 software-gpu-check:
