@@ -16,7 +16,7 @@ use spipe_base::{Diagnostic, Faults};
 use spipe_plan::{GradientsLeave, OrderKind, Plan, Update, uses_drives};
 use spipe_schedule::lower;
 
-const SCRIPTS: [(&str, &str); 17] = [
+const SCRIPTS: [(&str, &str); 18] = [
     ("train.py", include_str!("../../templates/program/train.py")),
     ("rates.py", include_str!("../../templates/common/rates.py")),
     ("program.py", include_str!("../../templates/program/program.py")),
@@ -32,6 +32,7 @@ const SCRIPTS: [(&str, &str); 17] = [
     ("store.py", include_str!("../../templates/program/store.py")),
     ("memory.py", include_str!("../../templates/program/memory.py")),
     ("world.py", include_str!("../../templates/program/world.py")),
+    ("evaluate.py", include_str!("../../templates/program/evaluate.py")),
     ("worker.py", include_str!("../../templates/program/worker.py")),
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];

@@ -18,6 +18,7 @@ from actions import Actions
 from checkpoint import Checkpoints
 from drives import Drives
 from engine import Engine
+from evaluate import Evaluation
 from loop import HERE, arguments, say
 from memory import Layout, Memory
 from program import Buffer, Program
@@ -65,8 +66,10 @@ class Training:
         if options.checkpoint_dir:
             self.checkpoints = Checkpoints(options.checkpoint_dir, self.world.rank, self.world.size, program.settings["fingerprint"],
                                            options.keep_checkpoints, self.world.barrier)  # fmt: skip
+        self.evaluation = None
         if options.eval_data:
-            raise Fault("this engine has no evaluation: write the weights with --save-weights, and evaluate those")
+            held_out = Tokens(options.eval_data, program.settings["batch"], program.model["vocabulary"], options.seed, in_order=True)
+            self.evaluation = Evaluation(program, self.world, self.memory, self.drives, held_out)
         if options.resume:
             self.resume()
         else:
@@ -175,10 +178,20 @@ class Training:
         self.engine.start()
         step, self.ended, self.undone = self.first, time.perf_counter(), 0
         while step < board.control[LAST]:
-            until = min(step - step % options.checkpoint_every + options.checkpoint_every, options.steps)
+            every = [options.checkpoint_every, *([options.eval_every] if self.evaluation is not None else [])]
+            until = min(options.steps, *((step // count + 1) * count for count in every))
             step = self.engine.advance(until, self.say)
-            self.save(step)
+            is_last = step < until or step == options.steps
+            if self.evaluation is not None and step == until and (is_last or step % options.eval_every == 0):
+                self.evaluate(self.evaluation, step)
+            if is_last or step % options.checkpoint_every == 0:
+                self.save(step)
             self.ended = time.perf_counter()
+
+    def evaluate(self, evaluation: Evaluation, step: int) -> None:
+        losses, count = evaluation.run(self.options.eval_steps)
+        if self.world.rank == 0:
+            say(event="eval", step=step, loss=losses / max(count, 1), tokens=count)
 
     def say(self, iteration: int) -> None:
         """Prints the line of a step."""
