@@ -94,12 +94,14 @@ $(TORCH_ENV)/ready: $(PYTHON_TESTS)/requirements.txt
 	touch $@
 
 .PHONY: export-error
-## Iterations of exported pipelines, predicted and measured under PyTorch: reports/export-error.md. On a shared machine:
-## make export-error PRIORITY="chrt -f 10".
+## Iterations of exported plans, predicted and measured under PyTorch: reports/export-error.md. On a shared machine:
+## make export-error PRIORITY="nice -n -20". Real-time priorities starve the copies, whose threads share cores with computation.
+## EXPORT_ERROR="--rounds 1 --keep FILE" does a round and keeps it for the next time.
 PRIORITY ?=
+EXPORT_ERROR ?=
 export-error: build $(TORCH_ENV)/ready
 	cd $(PYTHON_TESTS) && OMP_NUM_THREADS=1 SPIPE=$(CURDIR)/target/release/spipe \
-	  timeout 1500 $(PRIORITY) $(CURDIR)/$(TORCH_ENV)/bin/python -B export_error.py $(CURDIR)/reports/export-error.md
+	  timeout 3000 $(PRIORITY) $(CURDIR)/$(TORCH_ENV)/bin/python -B export_error.py $(CURDIR)/reports/export-error.md $(EXPORT_ERROR)
 
 ## The features of GPUs build without a CUDA toolkit; all of them are in the executor, whose build does not need HiGHS again.
 cuda-check: setup
@@ -150,6 +152,12 @@ DEVICE ?= cuda:0
 ## Rates, parity, memory cap, prediction error and tokens/s of a device, with the built binary: reports/gpu/.
 gpu-check:
 	crates/spipe-cli/scripts/gpu-check.sh $(DEVICE)
+
+.PHONY: gpu-check-torch
+## Exported plans on a GPU beside their predictions and a plain loop, within four minutes: reports/gpu/cuda-0/torch.md. It wants a
+## built spipe (SPIPE names another one) and PyTorch in PYTHON, no toolchain.
+gpu-check-torch:
+	$(PYTHON) -B crates/spipe-export/scripts/gpu_check.py
 
 .PHONY: software-gpu-check
 ## The same on a program that plays a GPU: Mesa's llvmpipe, or whatever Vulkan finds first (Debian: mesa-vulkan-drivers).

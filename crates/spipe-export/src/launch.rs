@@ -25,6 +25,8 @@ pub struct Launch {
     /// The GPUs that the computer with the most of them needs.
     gpus: usize,
     beside: Beside,
+    /// The drives for which the script wants folders.
+    drives: Vec<String>,
 }
 
 impl Launch {
@@ -35,13 +37,26 @@ impl Launch {
             *counts.entry(rank.node).or_default() += 1;
             *gpus.entry(rank.node).or_default() += usize::from(rank.is_gpu());
         }
-        Self { counts: counts.into_values().collect(), gpus: gpus.into_values().max().unwrap_or_default(), beside }
+        Self {
+            counts: counts.into_values().collect(),
+            gpus: gpus.into_values().max().unwrap_or_default(),
+            beside,
+            drives: Vec::new(),
+        }
+    }
+
+    /// The same with drives.
+    #[must_use]
+    pub fn with_drives(self, drives: Vec<String>) -> Self {
+        Self { drives, ..self }
     }
 
     /// The script with its data and steps.
     fn script(&self) -> String {
         let data = if self.beside.steps.is_some() { "" } else { " --data text.txt" };
-        format!("train.py{data} --steps {}", self.beside.steps.unwrap_or(STEPS))
+        let drive = |name: &String| format!(" --drive {name}=/mnt/{name}");
+        let drives: String = self.drives.iter().map(drive).collect();
+        format!("train.py{data} --steps {}{drives}", self.beside.steps.unwrap_or(STEPS))
     }
 
     /// The commands for one computer or each of several, as Markdown.
@@ -100,13 +115,16 @@ mod tests {
     use super::*;
 
     fn launch(counts: &[usize], steps: Option<u32>) -> Launch {
-        Launch { counts: counts.to_vec(), gpus: 4, beside: Beside { steps, ..Beside::default() } }
+        let beside = Beside { steps, ..Beside::default() };
+        Launch { counts: counts.to_vec(), gpus: 4, beside, drives: Vec::new() }
     }
 
     #[test]
     fn commands_follow_the_computers() {
         let one = launch(&[5], Some(7)).commands();
         assert!(one.contains("torchrun --standalone --nproc-per-node 5 train.py --steps 7\n"), "{one}");
+        let drive = launch(&[1], None).with_drives(vec!["nvme0".into()]).commands();
+        assert!(drive.contains(" train.py --data text.txt --steps 100 --drive nvme0=/mnt/nvme0\n"), "{drive}");
         let equal = launch(&[8, 8], None).commands();
         let line = "torchrun --nnodes 2 --node-rank $NODE --nproc-per-node 8 --master-addr FIRST --master-port 29500 \
                     train.py --data text.txt --steps 100\n";

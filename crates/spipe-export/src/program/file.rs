@@ -9,6 +9,7 @@ use serde::Serialize;
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, IdleCause, LaneRole, LayerId, LayerRange, MicrobatchId, Subject,
 };
+use spipe_hardware::MemoryKind;
 use spipe_plan::Plan;
 use spipe_schedule::{Access, Anchor, Content, Lifetime, Outcome, Program};
 
@@ -63,6 +64,9 @@ struct Memory {
     socket: Option<usize>,
     /// The bytes of all places.
     bytes: u64,
+    /// Whether it is a drive, for which a file stands.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    drive: bool,
 }
 
 /// Consecutive layers that one device computes in one piece.
@@ -235,6 +239,12 @@ impl ProgramFile {
         held.map(|memory| format!("| {} | {} |", memory.name, Bytes::new(memory.bytes))).collect::<Vec<_>>().join("\n")
     }
 
+    /// The names of the drives with places.
+    pub fn drives(&self) -> Vec<String> {
+        let used = self.memories.iter().filter(|memory| memory.drive && memory.bytes > 0);
+        used.map(|memory| memory.name.clone()).collect()
+    }
+
     /// The processes.
     pub fn ranks(&self) -> &[Rank] {
         &self.ranks
@@ -251,6 +261,7 @@ fn memories(plan: &Plan, ranks: &Ranks, places: &Places) -> Vec<Memory> {
             .and_then(|device| ranks.of_device(device)),
         socket: ranks.socket(plan, id),
         bytes: places.sizes[id].get(),
+        drive: memory.kind == MemoryKind::Nvme,
     };
     hardware.memories().enumerate().map(memory).collect()
 }

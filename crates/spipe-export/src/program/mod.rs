@@ -14,10 +14,10 @@ use crate::{
 use file::ProgramFile;
 pub use file::schema;
 use spipe_base::{Diagnostic, Faults};
-use spipe_plan::{GradientsLeave, OrderKind, Plan, Update};
+use spipe_plan::{GradientsLeave, OrderKind, Plan, Update, uses_drives};
 use spipe_schedule::lower;
 
-const SCRIPTS: [(&str, &str); 16] = [
+const SCRIPTS: [(&str, &str); 18] = [
     ("train.py", include_str!("../../templates/program/train.py")),
     ("rates.py", include_str!("../../templates/common/rates.py")),
     ("program.py", include_str!("../../templates/program/program.py")),
@@ -26,12 +26,14 @@ const SCRIPTS: [(&str, &str); 16] = [
     ("compute.py", include_str!("../../templates/program/compute.py")),
     ("passes.py", include_str!("../../templates/program/passes.py")),
     ("copies.py", include_str!("../../templates/program/copies.py")),
+    ("drives.py", include_str!("../../templates/program/drives.py")),
     ("offload.py", include_str!("../../templates/program/offload.py")),
     ("steps.py", include_str!("../../templates/program/steps.py")),
     ("adamw.py", include_str!("../../templates/program/adamw.py")),
     ("store.py", include_str!("../../templates/program/store.py")),
     ("memory.py", include_str!("../../templates/program/memory.py")),
     ("world.py", include_str!("../../templates/program/world.py")),
+    ("evaluate.py", include_str!("../../templates/program/evaluate.py")),
     ("worker.py", include_str!("../../templates/program/worker.py")),
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
@@ -40,11 +42,12 @@ const SCRIPTS: [(&str, &str); 16] = [
 pub fn is_needed(plan: &Plan) -> bool {
     let placement = plan.placement();
     let offloads = placement.stages.iter().any(|stage| stage.offload.is_some());
+    let drives = !placement.shards_parameters() && uses_drives(&plan.context(), placement);
     matches!(placement.order, OrderKind::Rounds(_) | OrderKind::Uniform)
         || placement.update == Update::Delayed
         || placement.gradients_leave == GradientsLeave::EachMicrobatch
         // Hooks copy without overlap, but also between GPUs and sockets, and where processes share no memory.
-        || offloads && is_one_computer(plan) && !sockets_compute(plan)
+        || (offloads || drives) && is_one_computer(plan) && !sockets_compute(plan)
 }
 
 /// Whether a CPU socket computes passes. What passes between it and a GPU is on lanes of the GPU, in both directions.
@@ -84,7 +87,7 @@ pub fn folder(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
         folder.add(name, text);
     }
     beside.modules.add_to(&mut folder);
-    let launch = Launch::of(file.ranks(), beside);
+    let launch = Launch::of(file.ranks(), beside).with_drives(file.drives());
     folder.add("train.sbatch", launch.sbatch(context.model.name(), MANIFESTS));
     let values = [
         ("commands", launch.commands()),

@@ -11,9 +11,9 @@
 //! every iteration. It is found in the order of the earliest starts, which respects every precedence,
 //! so that the additional edges (a place is free before it is written again) close no circle.
 
-use spipe_base::{ActionId, BufferId, Bytes, IdVec, LaneId, MemoryId, SimTime};
+use spipe_base::{ActionId, BufferId, Bytes, IdVec, LaneId, LaneRole, MemoryId, SimTime};
 use spipe_schedule::{Anchor, Content, Lifetime, Program};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The places of the buffers of a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +26,12 @@ pub struct Places {
     pub edges: Vec<(ActionId, ActionId, u8)>,
 }
 
+/// The multiple of all places in drives and in the DRAM beside them: that of direct transfers, for any drive
+/// in use.
+const BLOCK: u64 = 4096;
+
 /// Whether a buffer has a place: parameters, gradients, state and logs. The framework allocates
-/// activations.
+/// activations, but for those that pass to and from a drive.
 const fn has_place(content: &Content) -> bool {
     matches!(
         content,
@@ -45,6 +49,8 @@ const fn has_place(content: &Content) -> bool {
 #[derive(Clone, Debug)]
 struct Held {
     buffer: BufferId,
+    /// The bytes of its place.
+    room: u64,
     from: SimTime,
     to: SimTime,
     writer: ActionId,
@@ -67,11 +73,15 @@ pub fn places(program: &Program) -> Places {
         sizes: program.memories().iter().map(|_| Bytes::ZERO).collect(),
         edges: Vec::new(),
     };
-    let placed = || program.buffers().enumerate().filter(|(_, buffer)| has_place(&buffer.content));
+    let drives = Drives::of(program);
+    let placed = || {
+        let all = program.buffers().enumerate();
+        all.filter(|(id, buffer)| has_place(&buffer.content) || drives.moved.contains(id))
+    };
     for (id, buffer) in placed().filter(|(_, buffer)| buffer.lifetime != Lifetime::Transient) {
         let size = &mut places.sizes[buffer.memory];
         places.offsets[id] = Some(*size);
-        *size += buffer.bytes;
+        *size += Bytes::new(drives.room(program, id));
     }
     let starts = earliest_starts(program);
     for memory in program.memories().ids() {
@@ -80,9 +90,9 @@ pub fn places(program: &Program) -> Places {
             buffer.memory == memory && buffer.lifetime == Lifetime::Transient
         };
         let ids: Vec<BufferId> = placed().map(|(id, _)| id).filter(transient).collect();
-        let mut all = held(program, &starts, &ids);
+        let mut all = held(program, (&starts, &drives), &ids);
         all.sort_by_key(|held| (held.from, held.buffer));
-        place(program, (memory, &all), &mut places);
+        place((memory, &all), &mut places);
     }
     places
 }
@@ -126,8 +136,36 @@ fn earliest_starts(program: &Program) -> IdVec<ActionId, SimTime> {
     starts
 }
 
+/// The buffers that are copied to and from drives, and the memories of these.
+#[derive(Clone, Debug, Default)]
+struct Drives {
+    moved: BTreeSet<BufferId>,
+    memories: BTreeSet<MemoryId>,
+}
+
+impl Drives {
+    fn of(program: &Program) -> Self {
+        let mut drives = Self::default();
+        let lanes = program.lanes().iter().filter(|lane| matches!(lane.role, LaneRole::NvmeIn | LaneRole::NvmeOut));
+        for action in lanes.flat_map(|lane| &lane.queue) {
+            for access in program.accesses(&program.actions()[*action]) {
+                drives.moved.insert(access.buffer);
+                drives.memories.insert(program.buffers()[access.buffer].memory);
+            }
+        }
+        drives
+    }
+
+    /// The bytes of a buffer's place.
+    fn room(&self, program: &Program, buffer: BufferId) -> u64 {
+        let buffer = &program.buffers()[buffer];
+        let bytes = buffer.bytes.get();
+        if self.memories.contains(&buffer.memory) { bytes.next_multiple_of(BLOCK) } else { bytes }
+    }
+}
+
 /// The times for which buffers are held.
-fn held(program: &Program, starts: &IdVec<ActionId, SimTime>, ids: &[BufferId]) -> Vec<Held> {
+fn held(program: &Program, (starts, drives): (&IdVec<ActionId, SimTime>, &Drives), ids: &[BufferId]) -> Vec<Held> {
     let mut users: BTreeMap<BufferId, BTreeMap<LaneId, ActionId>> =
         ids.iter().map(|id| (*id, BTreeMap::new())).collect();
     let mut writers: BTreeMap<BufferId, ActionId> = BTreeMap::new();
@@ -150,18 +188,19 @@ fn held(program: &Program, starts: &IdVec<ActionId, SimTime>, ids: &[BufferId]) 
         let users: Vec<ActionId> = users.into_values().collect();
         let end = |action: &ActionId| starts[*action] + program.alone(*action);
         let to = users.iter().map(end).max().unwrap_or_default();
-        all.push(Held { buffer, from: starts[writer], to, writer, users });
+        let room = drives.room(program, buffer);
+        all.push(Held { buffer, room, from: starts[writer], to, writer, users });
     }
     all
 }
 
 /// Places the transient buffers of a memory behind its resident ones, and adds the edges.
-fn place(program: &Program, (memory, all): (MemoryId, &[Held]), places: &mut Places) {
+fn place((memory, all): (MemoryId, &[Held]), places: &mut Places) {
     let base = places.sizes[memory].get();
     let mut strips: Vec<Strip> = Vec::new();
     let mut top = base;
     for (index, held) in all.iter().enumerate() {
-        let size = program.buffers()[held.buffer].bytes.get();
+        let size = held.room;
         let from = best(&strips, all, (held, size), (base, top));
         places.offsets[held.buffer] = Some(Bytes::new(from));
         top = top.max(from + size);
@@ -174,7 +213,7 @@ fn place(program: &Program, (memory, all): (MemoryId, &[Held]), places: &mut Pla
     let first = all.len();
     for (index, held) in all.iter().enumerate() {
         let from = places.offsets[held.buffer].unwrap_or_default().get();
-        let to = from + program.buffers()[held.buffer].bytes.get();
+        let to = from + held.room;
         let before = paint(&mut strips, Strip { from, to, held: first + index });
         let old = before.iter().filter(|old| **old < first);
         places.edges.extend(old.flat_map(|old| &all[*old].users).map(|user| (*user, held.writer, 1)));

@@ -26,9 +26,10 @@ impl Ranks {
             let near = |device: &DeviceId| hardware.host_memory(*device) == Some(dram);
             computing.iter().position(near).unwrap_or_default()
         };
+        // The devices of drives follow those of the machine; the first process runs their lanes.
+        let is_socket = |device: &DeviceId| !computing.contains(device) && device.index() < hardware.devices().len();
         let lanes = program.lanes().iter().map(|lane| lane.device);
-        let sockets =
-            lanes.filter(|device| !computing.contains(device)).map(|device| (device, beside(device))).collect();
+        let sockets = lanes.filter(is_socket).map(|device| (device, beside(device))).collect();
         Self { computing, sockets }
     }
 

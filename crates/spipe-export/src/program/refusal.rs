@@ -2,7 +2,7 @@
 
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::Mode;
-use spipe_plan::{Plan, Update, uses_drives};
+use spipe_plan::{Plan, Update};
 
 /// Refuses what the interpreter does not have.
 ///
@@ -20,12 +20,6 @@ pub fn check(plan: &Plan) -> Result<(), Faults> {
     }
     if matches!(placement.update, Update::DuringBackward { arithmetic_undo: true }) {
         refuse("its steps are undone by arithmetic", "plan without `arithmetic-undo`: steps are undone from a log");
-    }
-    if uses_drives(&context, placement) {
-        refuse(
-            "it keeps something on a drive, and the interpreter keeps everything in memory",
-            "nearest: a plan without `option state-on` and `option parameters-on`",
-        );
     }
     if super::sockets_compute(plan) {
         refuse(

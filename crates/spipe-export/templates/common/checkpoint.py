@@ -14,13 +14,11 @@ import re
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import torch
-
 import storage
-from storage import Fault
+from storage import Fault, Numbers
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -66,7 +64,7 @@ class Checkpoints:
             if os.path.exists(path):
                 yield Found(folder, read_json(path))
 
-    def save(self, step: int, tensors: dict[str, torch.Tensor], numbers: dict[str, float]) -> None:
+    def save(self, step: int, tensors: Mapping[str, Numbers], numbers: dict[str, float]) -> None:
         """Writes a checkpoint after `step` steps. `numbers` are this process's own. A step that is saved already is left as it is."""
         if self.step == step:
             return
@@ -79,7 +77,7 @@ class Checkpoints:
         if self.rank == 0:
             self.prune(step)
 
-    def write(self, folder: str, step: int, tensors: dict[str, torch.Tensor], numbers: dict[str, float]) -> None:
+    def write(self, folder: str, step: int, tensors: Mapping[str, Numbers], numbers: dict[str, float]) -> None:
         os.makedirs(folder, exist_ok=True)
         path = os.path.join(folder, file_name(self.rank))
         described = {"step": str(step), "numbers": json.dumps(numbers)}
@@ -110,7 +108,7 @@ class Checkpoints:
                     os.remove(os.path.join(folder, MANIFEST))
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def load(self, tensors: dict[str, torch.Tensor]) -> tuple[int, dict[str, float]]:
+    def load(self, tensors: Mapping[str, Numbers]) -> tuple[int, dict[str, float]]:
         """Copies the newest checkpoint into `tensors`, one piece after the other; its step, and the numbers of this process."""
         found = next(self.whole(), None)
         if found is None:
@@ -148,7 +146,7 @@ def check_shared(folder: str, rank: int, barrier: Callable[[], None]) -> None:
         raise Fault(f"rank {rank} does not see in `{folder}` the file that rank 0 wrote: all nodes must share the folder")
 
 
-def read(path: str, expected: dict[str, int], tensors: dict[str, torch.Tensor]) -> dict[str, float]:
+def read(path: str, expected: dict[str, int], tensors: Mapping[str, Numbers]) -> dict[str, float]:
     """Copies the tensors of a file in the order in which they lie in it; the numbers beside them."""
     damaged = Fault(f"`{path}` is damaged: its size or checksum is not that of the manifest; remove its folder to go on from the one before")
     try:
@@ -172,7 +170,7 @@ def read(path: str, expected: dict[str, int], tensors: dict[str, torch.Tensor]) 
     return {name: float(number) for name, number in json.loads(described["numbers"]).items()}
 
 
-def check_names(path: str, header: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+def check_names(path: str, header: dict[str, Any], tensors: Mapping[str, Numbers]) -> None:
     """Refuses a file with other tensors than these."""
     if header.keys() != tensors.keys():
         name = min(header.keys() ^ tensors.keys())

@@ -3,14 +3,14 @@
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import torch
 
 from model import HEAD, NAMES, constant, table
 from stage import Stage
-from storage import Fault, Safetensors, write
+from storage import Fault, Numbers, Safetensors, write
 
 INDEX = "model.safetensors.index.json"
 # Random numbers are drawn in blocks of this many, each from its own seed: a part of a parameter needs only its blocks.
@@ -95,7 +95,7 @@ def fill(stages: Iterable[Stage], path: str | None, seed: int) -> None:
             parameter.copy_(numbers.view(parameter.shape))
 
 
-def save(folder: str, rank: int, size: int, tensors: dict[str, torch.Tensor], meet: Callable[[], None]) -> None:
+def save(folder: str, rank: int, size: int, tensors: Mapping[str, Numbers], meet: Callable[[], None]) -> None:
     """Writes the weights of all processes: a file for each, and the index of all. `meet` returns when all are there."""
     os.makedirs(folder, exist_ok=True)
     end = f"-of-{size:05}.safetensors"

@@ -14,7 +14,7 @@ import struct
 import zlib
 from collections.abc import Iterator, Mapping
 from io import BufferedReader
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, Protocol
 
 import torch
 
@@ -66,6 +66,26 @@ class Safetensors:
         return torch.frombuffer(self.bytes, dtype=dtype, offset=first, count=math.prod(shape)).reshape(shape)
 
 
+class Kept(Protocol):
+    """Numbers elsewhere than in memory, of which a piece at a time is."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+    def numel(self) -> int: ...
+
+    def element_size(self) -> int: ...
+
+    def read(self, first: int, count: int) -> torch.Tensor:
+        """`count` numbers from number `first` on, in memory."""
+
+    def write(self, first: int, numbers: torch.Tensor) -> None:
+        """Puts numbers in their place, from number `first` on."""
+
+
+Numbers = torch.Tensor | Kept
+
+
 class Written(NamedTuple):
     """The size of a file, and the CRC-32 of its header and of all of it."""
 
@@ -78,7 +98,7 @@ def type_name(dtype: torch.dtype) -> str:
     return next(name for name, known in TYPES.items() if known == dtype)
 
 
-def write(path: str, tensors: Mapping[str, torch.Tensor], described: Mapping[str, str] | None = None) -> Written:
+def write(path: str, tensors: Mapping[str, Numbers], described: Mapping[str, str] | None = None) -> Written:
     """Writes tensors as one safetensors file, which is on the drive when this returns; where that fails, no file is left."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(described or {})}}
     place = 0
@@ -94,8 +114,8 @@ def write(path: str, tensors: Mapping[str, torch.Tensor], described: Mapping[str
         with open(path, "wb") as file:
             file.write(head)
             for tensor in tensors.values():
-                for piece in pieces(tensor):
-                    numbers = piece.to("cpu")
+                for first, count in pieces(tensor):
+                    numbers = tensor.detach().view(-1)[first : first + count].to("cpu") if isinstance(tensor, torch.Tensor) else tensor.read(first, count)
                     checksum = zlib.crc32(bytes_of(numbers), checksum)
                     file.write(bytes_of(numbers))
             synchronise(file)
@@ -107,21 +127,24 @@ def write(path: str, tensors: Mapping[str, torch.Tensor], described: Mapping[str
 
 
 @torch.no_grad()
-def fill_from(file: BufferedReader, tensor: torch.Tensor, checksum: int) -> int:
+def fill_from(file: BufferedReader, tensor: Numbers, checksum: int) -> int:
     """Reads a contiguous tensor from where `file` is, piece by piece; the CRC-32 of all bytes so far."""
-    for piece in pieces(tensor):
-        numbers = torch.empty(piece.shape, dtype=piece.dtype)
+    for first, count in pieces(tensor):
+        numbers = torch.empty(count, dtype=tensor.dtype)
         if file.readinto(bytes_of(numbers)) != numbers.nbytes:
             raise OSError(errno.EIO, "it ends too early")
         checksum = zlib.crc32(bytes_of(numbers), checksum)
-        piece.copy_(numbers)
+        if isinstance(tensor, torch.Tensor):
+            tensor.detach().view(-1)[first : first + count].copy_(numbers)
+        else:
+            tensor.write(first, numbers)
     return checksum
 
 
-def pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The numbers of a contiguous tensor in its place, at most PIECE bytes at a time."""
-    flat, length = tensor.detach().view(-1), PIECE // tensor.element_size()
-    return (flat[first : first + length] for first in range(0, len(flat), length))
+def pieces(tensor: Numbers) -> Iterator[tuple[int, int]]:
+    """The first number and the count of pieces of at most PIECE bytes."""
+    length = PIECE // tensor.element_size()
+    return ((first, min(length, tensor.numel() - first)) for first in range(0, tensor.numel(), length))
 
 
 def bytes_of(numbers: torch.Tensor) -> memoryview:

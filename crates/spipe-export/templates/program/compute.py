@@ -40,13 +40,15 @@ class Compute:
         # By stage and microbatch, what backward-inputs have left.
         self.later: dict[tuple[int, int], list[Later]] = {}
         self.losses: torch.Tensor | None = None
+        # The iteration with the first of the tokens.
+        self.first = 0
 
     def batch(self, iteration: int) -> Batch:
         """The microbatches of an iteration on the device."""
         with self.batch_lock:
             if iteration not in self.batches:
                 sequences = self.program.settings["batch"]["sequences"]
-                inputs, targets = self.tokens.rows(iteration, range(sequences))
+                inputs, targets = self.tokens.rows(iteration - self.first, range(sequences))
                 parts = [part.to(self.world.device, non_blocking=True).chunk(self.program.microbatches) for part in (inputs, targets)]
                 self.batches = {past: batch for past, batch in self.batches.items() if past >= iteration - 2}
                 self.batches[iteration] = Batch(parts[0], parts[1], count(targets))
@@ -97,10 +99,15 @@ class Compute:
         """Adds a microbatch's part of the loss; the last one makes the mean known."""
         self.losses = loss.double() if self.losses is None else self.losses + loss.double()
         if microbatch == self.program.microbatches - 1:
-            mean, self.losses = self.losses.item() / max(self.batch(iteration).count, 1), None
-            if not math.isfinite(mean):
-                raise Fault(f"the loss of step {iteration} is not finite: lower the learning rate, or clip the gradients")
-            self.board.loss[iteration % RING] = mean
+            total, self.losses = self.losses.item(), None
+            self.say_loss(iteration, total)
+
+    def say_loss(self, iteration: int, total: float) -> None:
+        """Makes the mean of an iteration's losses known."""
+        mean = total / max(self.batch(iteration).count, 1)
+        if not math.isfinite(mean):
+            raise Fault(f"the loss of step {iteration} is not finite: lower the learning rate, or clip the gradients")
+        self.board.loss[iteration % RING] = mean
 
     def recompute(self, action: Action, iteration: int) -> None:
         stage, x = self.begin(action, iteration)

@@ -6,6 +6,7 @@ import torch
 
 from memory import Memory
 from offload import Blocks
+from passes import Graph
 from program import Action, Program
 from store import Store
 from world import World
@@ -17,6 +18,8 @@ class Copies:
     def __init__(self, program: Program, world: World, memory: Memory, store: Store) -> None:
         self.program, self.world, self.memory, self.store = program, world, memory, store
         self.blocks = Blocks(world.device)
+        # By stage and microbatch, graphs whose tensors are on a drive.
+        self.away: dict[tuple[int | None, int | None], Graph] = {}
 
     def pairs(self, action: Action, iteration: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The places from which, and to which, parameters or gradients are copied."""
@@ -59,15 +62,27 @@ class Copies:
         """Copies saved activations to the host; the buffer says how many bytes leave."""
         (source,), (target,) = action.read("saved"), action.written("saved")
         graph = self.store.graph(source, iteration)
-        if graph is not None and graph.holder is not None:
-            self.blocks.offload(graph.holder, source.bytes)
-            self.store.put(target, iteration, graph)
+        if graph is None or graph.holder is None:
+            return
+        if target.offset is not None:
+            # A drive's lane copies on what is in this place, perhaps in another process.
+            self.blocks.pack(graph.holder, self.memory.flat(target))
+            self.away[action.stage, action.microbatch] = graph
+            return
+        self.blocks.offload(graph.holder, source.bytes)
+        self.store.put(target, iteration, graph)
 
     @torch.no_grad()
     def reload(self, action: Action, iteration: int) -> None:
         """Copies them back."""
         (target,) = action.written("reloaded")
         for source in action.read("saved"):
+            if source.offset is not None:
+                away = self.away.pop((action.stage, action.microbatch), None)
+                if away is not None and away.holder is not None:
+                    self.blocks.unpack(away.holder, self.memory.flat(source))
+                    self.store.put(target, iteration, away)
+                continue
             graph = self.store.graph(source, iteration)
             if graph is not None and graph.holder is not None:
                 self.blocks.reload(graph.holder)

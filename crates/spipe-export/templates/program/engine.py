@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import torch
 
-from actions import Actions
+from actions import Performer
 from program import Action, Lane, Program, Wait
 from worker import Span, Worker
 from world import GRANTED, LAST, RING, STOPPING, Stopped, World
@@ -27,8 +27,8 @@ STREAMS = ("compute", "h2d", "d2h", "channel")
 class Engine:
     """The lanes of a process, from one iteration on."""
 
-    def __init__(self, program: Program, world: World, actions: Actions, first: int) -> None:
-        self.program, self.world, self.actions, self.board = program, world, actions, world.board
+    def __init__(self, program: Program, world: World, actions: Performer, first: int) -> None:
+        self.program, self.world, self.actions, self.board = program, world, actions, actions.board
         self.first, self.traced = first, -1
         # Gradients of 16 bits are those of a scaled loss. The scale of an iteration follows from the one before.
         self.scale = 1.0
@@ -256,7 +256,7 @@ class Engine:
                 self.check()
                 if time.monotonic() > looked + 1.0:
                     looked = time.monotonic()
-                    self.world.find_lost()
+                    self.world.find_lost(self.board)
                 if self.board.control[LAST] <= iteration:
                     return
             del self.left[iteration]
@@ -279,4 +279,4 @@ class Engine:
             time.sleep(LOOK)
             if time.monotonic() > looked + 1.0:
                 looked = time.monotonic()
-                self.world.find_lost()
+                self.world.find_lost(self.board)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -83,6 +84,8 @@ class Layout:
         return [layer for layer in buffer.layers if not (skips and layer in self.program.frozen)]
 
     def numbers(self, buffer: Buffer) -> int:
+        if buffer.content == "saved":
+            return buffer.bytes
         if buffer.content in ("shared", "shared-gradients"):
             return self.table.count
         return sum(self.count(layer) for layer in self.held(buffer))
@@ -96,6 +99,8 @@ class Layout:
         return state.bytes == 12 * self.numbers(state)
 
     def dtype(self, buffer: Buffer) -> torch.dtype:
+        if buffer.content == "saved":
+            return torch.uint8
         if buffer.content in ("optimizer-state", "undo-log"):
             return torch.float32
         return torch.float32 if buffer.bytes == 4 * self.numbers(buffer) else self.half
@@ -103,7 +108,7 @@ class Layout:
     def check(self) -> None:
         """Refuses a program whose bytes are not those of the model's parameters."""
         for buffer in self.program.buffers:
-            if buffer.offset is None:
+            if buffer.offset is None or buffer.content == "saved":
                 continue
             count = self.numbers(buffer)
             widths = {"optimizer-state": (8, 12), "undo-log": (12,)}.get(buffer.content, (2, 4))
@@ -116,7 +121,7 @@ class Host:
 
     def __init__(self, program: Program) -> None:
         self.bytes = 0
-        self.starts = {index: self.reserve(memory["bytes"]) for index, memory in enumerate(program.memories) if memory["rank"] is None}
+        self.starts = {index: self.reserve(memory["bytes"]) for index, memory in enumerate(program.memories) if is_host(memory)}
         self.slots: dict[int, tuple[int, int]] = {}
         for lane in program.lanes:
             if lane.to_rank is not None:
@@ -160,6 +165,11 @@ class Host:
         return self.all[self.unread[0] : self.unread[0] + bytes]
 
 
+def is_host(memory: dict[str, Any]) -> bool:
+    """Whether a memory is a DRAM, which all processes share."""
+    return memory["rank"] is None and not memory.get("drive", False)
+
+
 def up(bytes: int) -> int:
     return -(-bytes // PAGE) * PAGE
 
@@ -200,5 +210,9 @@ class Memory:
 
     def state(self, buffer: Buffer) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
         """The master copy of a state, if it has one, and both moments."""
-        parts = self.flat(buffer).chunk(buffer.bytes // (4 * max(self.layout.numbers(buffer), 1)))
+        return self.state_of(buffer, self.flat(buffer))
+
+    def state_of(self, buffer: Buffer, numbers: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """The same of the numbers of a state."""
+        parts = numbers.chunk(buffer.bytes // (4 * max(self.layout.numbers(buffer), 1)))
         return (parts[0] if len(parts) == 3 else None), parts[-2], parts[-1]

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+# Bytes at whose multiples tensors begin in the place of a graph: the width of vector instructions.
+ALIGNED = 64
+
 
 @dataclass
 class Held:
@@ -15,6 +18,8 @@ class Held:
     shape: torch.Size
     dtype: torch.dtype
     block: torch.Tensor | None = None
+    # Its first byte in the place of its graph's tensors, if that goes on to a drive.
+    first: int | None = None
 
 
 @dataclass
@@ -60,6 +65,28 @@ class Blocks:
                 if tensor.is_cuda:
                     tensor.record_stream(torch.cuda.current_stream(self.device))
                 held.tensor, bytes = None, bytes - held.block.nbytes
+
+    def pack(self, holder: Holder, place: torch.Tensor) -> None:
+        """Copies tensors to a place in host memory, as many as it holds; the others stay on the device."""
+        end = 0
+        for held in holder.held.values():
+            if held.tensor is None or held.tensor.numel() == 0:
+                continue
+            tensor = held.tensor
+            bytes = tensor.numel() * tensor.element_size()
+            if end + bytes <= len(place):
+                place[end : end + bytes].view(held.dtype).copy_(tensor.reshape(-1), non_blocking=True)
+                if tensor.is_cuda:
+                    tensor.record_stream(torch.cuda.current_stream(self.device))
+                held.tensor, held.first, end = None, end, -(-(end + bytes) // ALIGNED) * ALIGNED
+
+    def unpack(self, holder: Holder, place: torch.Tensor) -> None:
+        """Copies the tensors in a place back to the device."""
+        for held in holder.held.values():
+            if held.first is not None:
+                tensor = torch.empty(held.shape, dtype=held.dtype, device=self.device)
+                tensor.view(-1).copy_(place[held.first : held.first + tensor.nbytes].view(held.dtype), non_blocking=True)
+                held.tensor, held.first = tensor, None
 
     def reload(self, holder: Holder) -> None:
         """Copies the tensors back to the device."""

@@ -13,7 +13,8 @@ FORMAT_VERSION = 1
 # An action's kind, and the buffers that it reads and writes, say what it moves.
 KINDS = {
     "forward", "recompute", "backward", "backward-input", "backward-weight", "copy-activation", "copy-gradient", "copy-checkpoint",
-    "weights-in", "gradients-out", "offload", "reload", "write-back", "accumulate", "norm", "optimizer-step", "check", "rollback", "barrier",
+    "weights-in", "gradients-out",
+    "offload", "reload", "write-back", "state-in", "state-out", "accumulate", "norm", "optimizer-step", "check", "rollback", "barrier",
 }  # fmt: skip
 CONTENTS = {
     "parameters", "updated", "gradients", "optimizer-state", "norm", "shared", "shared-gradients", "activation", "gradient", "saved",

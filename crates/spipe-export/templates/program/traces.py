@@ -42,7 +42,7 @@ def event(engine: Engine, worker: Worker, span: Span) -> dict[str, Any]:
     arguments: dict[str, Any] = {"action": span.action.id, "kind": span.action.kind, "subject": span.action.subject}
     if span.waited_for is not None:
         arguments["waited-for"] = span.waited_for
-    if worker.lane.role in ("h2d", "d2h", "channel"):
+    if worker.lane.role in ("h2d", "d2h", "channel", "nvme-in", "nvme-out"):
         arguments["bytes"] = sum(buffer.bytes for buffer, _ in span.action.writes)
     return {"ph": "X", "cat": "spipe", "name": span.action.label, "pid": engine.world.rank, "tid": worker.lane.name,
             "ts": start, "dur": end - start, "args": arguments}  # fmt: skip

@@ -16,12 +16,14 @@ import parameters
 import rates
 from actions import Actions
 from checkpoint import Checkpoints
+from drives import Drives
 from engine import Engine
+from evaluate import Evaluation
 from loop import HERE, arguments, say
 from memory import Layout, Memory
 from program import Buffer, Program
 from steps import LEFT_OUT
-from storage import Fault
+from storage import Fault, Numbers
 from tokens import Tokens, warn
 from traces import write_trace
 from world import GRANTED, LAST, RING, Stopped, World
@@ -38,6 +40,8 @@ def more(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save-weights", help="folder for the weights at the end, as safetensors")
     parser.add_argument("--trace", help="folder for the times of all actions of one step, a file per rank")
     parser.add_argument("--trace-step", type=int, default=None, help="the step to trace; the last one by default")
+    parser.add_argument("--drive", action="append", default=[], metavar="NAME=FOLDER",
+                        help="the folder of the file that stands for a drive of the plan, such as nvme0=/mnt/nvme")
     parser.add_argument("--cpu", action="store_true", help="use CPU cores for every rank")
 
 
@@ -51,7 +55,8 @@ class Training:
         self.world = World(program, options.cpu)
         self.memory = Memory(program, layout, self.world.host, self.world.rank, self.world.device)
         tokens = Tokens(options.data, program.settings["batch"], program.model["vocabulary"], options.seed)
-        self.actions = Actions(program, self.world, self.memory, tokens, self.rate, options.weight_decay)
+        self.drives = Drives(program, layout, self.memory, options.drive, self.world.rank)
+        self.actions = Actions(program, self.world, self.memory, tokens, self.drives, self.rate, options.weight_decay)
         self.scale, self.good = (options.loss_scale if program.settings["precision"] == "fp16" else 1.0), 0
         # That of the iteration before the first, whose gradients delayed steps may have.
         self.last_scale = self.scale
@@ -61,8 +66,10 @@ class Training:
         if options.checkpoint_dir:
             self.checkpoints = Checkpoints(options.checkpoint_dir, self.world.rank, self.world.size, program.settings["fingerprint"],
                                            options.keep_checkpoints, self.world.barrier)  # fmt: skip
+        self.evaluation = None
         if options.eval_data:
-            raise Fault("this engine has no evaluation: write the weights with --save-weights, and evaluate those")
+            held_out = Tokens(options.eval_data, program.settings["batch"], program.model["vocabulary"], options.seed, in_order=True)
+            self.evaluation = Evaluation(program, self.world, self.memory, self.drives, held_out)
         if options.resume:
             self.resume()
         else:
@@ -78,7 +85,7 @@ class Training:
 
     def own(self) -> list[Buffer]:
         """The buffers that are held throughout and that this process fills, saves and reads: its device's, and its share of the host's."""
-        held = [buffer for buffer in self.program.buffers if buffer.resident and buffer.offset is not None and self.memory.sees(buffer)]
+        held = [buffer for buffer in self.program.buffers if buffer.resident and buffer.offset is not None and (self.memory.sees(buffer) or self.drives.has(buffer))]
         rank_of = {buffer.id: self.program.memories[buffer.memory]["rank"] for buffer in held}
         return [it for it in held if (it.id % self.world.size if rank_of[it.id] is None else rank_of[it.id]) == self.world.rank]
 
@@ -86,28 +93,38 @@ class Training:
     def fill(self) -> None:
         """Reads, or draws, the first parameters, and their copies in the optimizer's state."""
         source = parameters.source(self.options.weights, self.options.seed)
-        layout = self.memory.layout
         for buffer in self.own():
-            numbers = self.memory.flat(buffer)
-            if buffer.content == "optimizer-state":
-                master, mean, square = self.memory.state(buffer)
-                mean.zero_()
-                square.zero_()
-                if master is None:
-                    continue
-                numbers = master
-            elif buffer.content == "shared":
-                numbers.copy_(source.read(layout.whole_name(0, layout.table.name), layout.table.shape, 0, len(numbers)))
+            if not self.drives.has(buffer):
+                self.fill_one(buffer, self.memory.flat(buffer), source)
                 continue
-            for layer in layout.held(buffer):
-                for tensor in layout.tensors[layer]:
-                    first = layout.first(buffer, layer) + tensor.first
-                    found = source.read(layout.whole_name(layer, tensor.name), tensor.shape, 0, tensor.count)
-                    numbers[first : first + tensor.count].copy_(found)
+            numbers = torch.empty(buffer.bytes, dtype=torch.uint8).view(self.memory.layout.dtype(buffer))
+            self.fill_one(buffer, numbers, source)
+            self.drives.whole(buffer).write(0, numbers)
 
-    def tensors(self, step: int) -> dict[str, torch.Tensor]:
+    def fill_one(self, buffer: Buffer, numbers: torch.Tensor, source: parameters.Source) -> None:
+        """The first numbers of a buffer."""
+        layout = self.memory.layout
+        if buffer.content == "optimizer-state":
+            master, mean, square = self.memory.state_of(buffer, numbers)
+            mean.zero_()
+            square.zero_()
+            if master is None:
+                return
+            numbers = master
+        elif buffer.content == "shared":
+            numbers.copy_(source.read(layout.whole_name(0, layout.table.name), layout.table.shape, 0, len(numbers)))
+            return
+        for layer in layout.held(buffer):
+            for tensor in layout.tensors[layer]:
+                first = layout.first(buffer, layer) + tensor.first
+                found = source.read(layout.whole_name(layer, tensor.name), tensor.shape, 0, tensor.count)
+                numbers[first : first + tensor.count].copy_(found)
+
+    def tensors(self, step: int) -> dict[str, Numbers]:
         """This process's part of a checkpoint."""
-        held = {self.name_of(buffer): self.memory.flat(buffer) for buffer in self.own()}
+        held: dict[str, Numbers] = {}
+        for buffer in self.own():
+            held[self.name_of(buffer)] = self.drives.whole(buffer) if self.drives.has(buffer) else self.memory.flat(buffer)
         late = [self.program.buffers[arrives] for arrives in sorted(self.program.arriving) if self.world.rank == 0]
         return held | {f"late.{buffer.id}": self.memory.flat(self.memory.at(buffer, step)) for buffer in late}
 
@@ -161,10 +178,20 @@ class Training:
         self.engine.start()
         step, self.ended, self.undone = self.first, time.perf_counter(), 0
         while step < board.control[LAST]:
-            until = min(step - step % options.checkpoint_every + options.checkpoint_every, options.steps)
+            every = [options.checkpoint_every, *([options.eval_every] if self.evaluation is not None else [])]
+            until = min(options.steps, *((step // count + 1) * count for count in every))
             step = self.engine.advance(until, self.say)
-            self.save(step)
+            is_last = step < until or step == options.steps
+            if self.evaluation is not None and step == until and (is_last or step % options.eval_every == 0):
+                self.evaluate(self.evaluation, step)
+            if is_last or step % options.checkpoint_every == 0:
+                self.save(step)
             self.ended = time.perf_counter()
+
+    def evaluate(self, evaluation: Evaluation, step: int) -> None:
+        losses, count = evaluation.run(self.options.eval_steps)
+        if self.world.rank == 0:
+            say(event="eval", step=step, loss=losses / max(count, 1), tokens=count)
 
     def say(self, iteration: int) -> None:
         """Prints the line of a step."""
@@ -192,15 +219,16 @@ def save_weights(training: Training, folder: str) -> None:
             for layer in layout.held(buffer):
                 if layer not in homes or is_copy:
                     homes[layer] = buffer
-    tensors = {}
+    tensors: dict[str, Numbers] = {}
     for layer, buffer in homes.items():
         rank = program.memories[buffer.memory]["rank"]
         if (layer % training.world.size if rank is None else rank) == training.world.rank:
-            first = layout.first(buffer, layer)
             for tensor in layout.tensors[layer]:
-                place = first + tensor.first
-                numbers = memory.flat(buffer)[place : place + tensor.count]
-                tensors[layout.whole_name(layer, tensor.name)] = numbers.view(tensor.shape).float()
+                place, name = layout.first(buffer, layer) + tensor.first, layout.whole_name(layer, tensor.name)
+                if training.drives.has(buffer):
+                    tensors[name] = training.drives.part(buffer, place, tensor.shape, torch.float32)
+                else:
+                    tensors[name] = memory.flat(buffer)[place : place + tensor.count].view(tensor.shape).float()
     parameters.save(folder, training.world.rank, training.world.size, tensors, training.world.barrier)
 
 

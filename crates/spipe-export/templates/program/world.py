@@ -80,7 +80,7 @@ class World:
     def share(self) -> None:
         """Maps one memory into all processes. It has no name, and ends with the last of them."""
         host = Host(self.program)
-        board = host.reserve(Board.bytes(self.program, self.size))
+        boards = [host.reserve(Board.bytes(self.program, self.size)) for _ in range(2)]
         place = torch.zeros(2, dtype=torch.int64)
         if self.rank == 0:
             self.file = os.memfd_create("spipe")
@@ -90,7 +90,9 @@ class World:
         if self.rank > 0:
             self.file = os.open(f"/proc/{int(place[0])}/fd/{int(place[1])}", os.O_RDWR)
         shared = host.map(self.file)
-        self.host, self.board = host, Board(self.program, self.size, shared, board)
+        self.host = host
+        # That of training, on which failures are, and that of evaluations.
+        self.board, self.evaluation = (Board(self.program, self.size, shared, start) for start in boards)
         self.board.processes[self.rank] = os.getpid()
 
     def touch(self) -> None:
@@ -121,10 +123,10 @@ class World:
         if self.board.control[ABORTED]:
             raise Stopped
 
-    def find_lost(self) -> None:
+    def find_lost(self, board: Board) -> None:
         """Raises a fault if another process has ended without a word."""
         for rank, process in enumerate(self.board.processes):
-            if process and not is_alive(process) and self.board.over[rank] < self.board.control[LAST]:
+            if process and not is_alive(process) and board.over[rank] < board.control[LAST]:
                 raise Fault(f"rank {rank} was killed: the newest checkpoint is whole")
 
     def barrier(self) -> None:

@@ -29,6 +29,18 @@ GPT2 = {"model_type": "gpt2", "vocab_size": 256, "n_layer": 5, "n_embd": 64, "n_
         "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # fmt: skip
 # Memory of an emulated accelerator that holds some layers of a model, but not all.
 MEMORY = {"llama": "4 MiB", "gpt2": "2 MiB", "demo": "200 MiB"}
+DRIVE = """[[nvme]]
+name = "nvme0"
+capacity = "1 GB"
+read = "2 GB/s"
+write = "1 GB/s"
+source = "estimate: a test"
+[[link]]
+name = "m2"
+between = ["nvme0", "dram0"]
+bandwidth = "4 GB/s"
+source = "estimate: a test"
+"""
 # Memory of one that holds a stage of a pipeline.
 ROOMY = "8 MiB"
 # A text that stays as it is, so that norms and losses do.
@@ -52,14 +64,14 @@ def model(folder, family):
     return path
 
 
-def planned(folder, family, system, count, *options, precision="fp32", name="plan", memory=None):
-    """A plan on some emulated accelerators beside a socket."""
+def planned(folder, family, system, count, *options, precision="fp32", name="plan", memory=None, drive=False):
+    """A plan on some emulated accelerators beside a socket, and perhaps a drive."""
     path = os.path.join(folder, f"{name}-{family}-{system}-{count}.json")
     file = machine(folder, count, memory or MEMORY[family])
     with open(file) as opened:
         text = opened.read().replace('peak = { f32 = "50 GFLOP/s" }', 'peak = { f32 = "50 GFLOP/s", f16 = "50 GFLOP/s", bf16 = "50 GFLOP/s" }')
     with open(file, "w") as opened:
-        opened.write(text)
+        opened.write(text + (DRIVE if drive else ""))
     devices = ",".join([*(f"gpu{index}" for index in range(count)), "cpu0"])
     spipe("plan", "--model", model(folder, family), "--hardware", file, "--devices", devices, "--system", system, "--precision", precision,
           "--materialised-attention", "--seq-len", SEQ_LEN, "--global-batch", BATCH, "--microbatch", 1, "--effort", "low", "-o", path, *options)

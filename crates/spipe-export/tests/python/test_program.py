@@ -3,41 +3,17 @@
 import json
 import os
 import signal
-import tempfile
 import time
-import unittest
 
-from processes import apart, child, port, wait
-from spipe import spipe
-from streamed import RATE, ROOMY, STEPS, SYSTEMS, exported, lines, ours, planned, program, reference, trained
+from interpreted import Case, read
+from processes import apart, wait
+from streamed import ROOMY, STEPS, SYSTEMS, exported, lines, planned, program, reference, trained
 
-TOLERANCE = 1e-5
 # A norm that the gradients of some steps exceed, and those of others do not.
 CLIP = 2.75
 
 
-class Programs(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.folder = tempfile.TemporaryDirectory()
-        cls.root = cls.folder.name
-        cls.references = {}
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.folder.cleanup()
-
-    def expected(self, family, plan, folder):
-        """The losses of plain PyTorch and of `spipe run`, which are the same for all plans of a model."""
-        if family not in self.references:
-            self.references[family] = ([line["loss"] for line in reference(folder)], ours(plan, folder))
-        return self.references[family]
-
-    def near(self, found, expected, tolerance=TOLERANCE):
-        self.assertEqual(len(found), len(expected))
-        for here, there in zip(found, expected):
-            self.assertLess(abs(here - there), tolerance, (found, expected))
-
+class Programs(Case):
     def check(self, family, system, count):
         plan = planned(self.root, family, system, count)
         folder = exported(plan)
@@ -84,22 +60,6 @@ class Programs(unittest.TestCase):
         losses = [line["loss"] for line in trained(folder)]
         for expected in self.expected("gpt2", plan, folder):
             self.near(losses, expected)
-
-    def in_order(self, plan, folder, trace):
-        """The imported trace has the program's actions on every lane, in the program's order."""
-        measured = os.path.join(folder, "measured.json")
-        spipe("trace", "import", trace, "--plan", plan, "-o", measured)
-        with open(measured) as file:
-            found = json.load(file)
-        simulated = os.path.join(folder, "simulated.json")
-        spipe("simulate", plan, "-o", simulated)
-        spipe("compare", simulated, measured)
-        wanted = {lane["name"]: lane["actions"] for lane in program(folder)["lanes"] if lane["actions"]}
-        names = [lane["name"] for lane in found["lanes"]]
-        self.assertEqual(sorted(names), sorted(wanted))
-        for index, name in enumerate(names):
-            spans = [(span["kind"], span["subject"]) for span in found["spans"] if span["lane"] == index]
-            self.assertEqual(spans, [(action["kind"], action["subject"]) for action in wanted[name]], name)
 
     def test_clipping_undoes_speculative_steps(self):
         for count in (1, 2):
@@ -160,27 +120,6 @@ class Programs(unittest.TestCase):
         found = trained(folder, *options, "--resume")
         self.assertIn(found[0]["step"], (2, 4, 6))
 
-    def stopped(self, folder, options, how):
-        """What a training printed before all of its processes got a signal after the fourth step."""
-        pids, logs = self.started(folder, options)
-        for pid in pids:
-            os.kill(pid, how)
-        codes = wait(pids, alone=True)
-        self.assertEqual(codes, [0 if how == signal.SIGTERM else -signal.SIGKILL] * len(pids))
-        return [read(logs[0])]
-
-    def started(self, folder, options):
-        """The processes of a training that has ended its fourth step, and their logs."""
-        world, master = len(program(folder)["ranks"]), port()
-        logs = [os.path.join(folder, f"stopped-{rank}.log") for rank in range(world)]
-        environments = [{"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master} for rank in range(world)]
-        arguments = ["--steps", str(STEPS), "--learning-rate", str(RATE), "--cpu", *options]
-        pids = [child(it, folder, log, lambda: run(folder, arguments)) for it, log in zip(environments, logs)]
-        end = time.monotonic() + 120
-        while time.monotonic() < end and '"step": 3' not in read(logs[0]):
-            time.sleep(0.01)
-        return pids, logs
-
     def test_memory_stays_where_it_is(self):
         for system in SYSTEMS:
             plan = planned(self.root, "llama", system, 1, name="still")
@@ -209,26 +148,6 @@ class Programs(unittest.TestCase):
         self.refused(folder, shape, "has no checkpoint to go on from", options=["--checkpoint-dir", os.path.join(folder, "none"), "--resume"])
         self.refused(folder, shape, "cannot read `absent`", options=["--weights", "absent"])
 
-    def refused(self, folder, document, wanted, world=2, options=()):
-        path = os.path.join(folder, "program.json")
-        with open(path) as file:
-            before = file.read()
-        with open(path, "w") as file:
-            json.dump(document, file)
-        master = port()
-        environments = [{"RANK": str(rank), "WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": master} for rank in range(world)]
-        logs = [os.path.join(folder, f"refused-{rank}.log") for rank in range(world)]
-        start = time.monotonic()
-        pids = [child(it, folder, log, lambda: run(folder, ["--cpu", *options])) for it, log in zip(environments, logs)]
-        codes = wait(pids, alone=True)
-        self.assertLess(time.monotonic() - start, 30)
-        self.assertNotIn(0, codes)
-        texts = [read(log) for log in logs]
-        self.assertEqual(sum(text.count("error: ") for text in texts), 1, texts)
-        self.assertIn(wanted, "".join(texts))
-        with open(path, "w") as file:
-            file.write(before)
-
     def test_scripts_are_short_and_know_no_system(self):
         folder = exported(planned(self.root, "llama", "mobius", 1, name="short"))
         self.assertNotIn("system", program(folder))
@@ -238,25 +157,6 @@ class Programs(unittest.TestCase):
                 self.assertLessEqual(len(text.splitlines()), 300, name)
                 # The name in the program is that of a trace, and nothing is decided by it.
                 self.assertEqual(text.count('settings["name"]'), int(name == "traces.py"), name)
-
-
-def read(path):
-    """The text of a file; nothing if it is not there yet."""
-    try:
-        with open(path) as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
-
-
-def run(folder, arguments):
-    """Runs the script of a folder in this process."""
-    import runpy
-    import sys
-
-    sys.argv = ["train.py", *arguments]
-    sys.path.insert(0, folder)
-    runpy.run_path(os.path.join(folder, "train.py"), run_name="__main__")
 
 
 def still(folder):
