@@ -4,10 +4,11 @@ use spipe_base::Faults;
 use std::collections::BTreeMap;
 
 /// The scripts of every engine, beside those of the layers.
-pub(crate) const COMMON: [(&str, &str); 8] = [
+pub(crate) const COMMON: [(&str, &str); 9] = [
     ("stage.py", include_str!("../templates/common/stage.py")),
     ("storage.py", include_str!("../templates/common/storage.py")),
     ("parameters.py", include_str!("../templates/common/parameters.py")),
+    ("sources.py", include_str!("../templates/common/sources.py")),
     ("tokens.py", include_str!("../templates/common/tokens.py")),
     ("pyproject.toml", include_str!("../templates/common/pyproject.toml")),
     ("place.py", include_str!("../templates/common/place.py")),

@@ -88,12 +88,13 @@ def arguments(description: str | None, more: Callable[[argparse.ArgumentParser],
     has_tokens = os.path.exists(tokens)
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--data", default=tokens if has_tokens else None, required=not has_tokens,
-                        help="a text, read byte by byte, or a safetensors file with the tokens of each step")
+                        help="a text, read byte by byte, a safetensors file with the tokens of each step, a folder of `datasets`, or "
+                        "module:function")
     parser.add_argument("--weights", default=weights if os.path.exists(weights) else None,
                         help="folder or file of safetensors in transformers' layout; random weights without")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--eval-data", help="a held-out text, or a safetensors file with tokens")
+    parser.add_argument("--eval-data", help="held-out tokens, as --data has them")
     parser.add_argument("--eval-every", type=int, default=100, metavar="N", help="evaluate after every N steps")
     parser.add_argument("--eval-steps", type=int, default=16, metavar="N", help="batches of an evaluation, at most")
     parser.add_argument("--checkpoint-dir", help="folder for checkpoints, which all nodes share")

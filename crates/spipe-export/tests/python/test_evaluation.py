@@ -41,7 +41,7 @@ def evaluated(folder, weights, text):
 
     sys.path.insert(0, folder)
     import torch
-    from model import Stage, tie
+    from stage import Stage, tie
     from parameters import fill
     from tokens import Tokens, count, loss_sum
 
