@@ -6,6 +6,7 @@ from __future__ import annotations
 import mmap
 import os
 import signal
+import time
 from types import FrameType
 
 import torch
@@ -19,6 +20,8 @@ from storage import Fault
 OLDEST = (2, 8)
 # Iterations whose numbers are on the board at the same time: no process is as far ahead of another one.
 RING = 4
+# Seconds after which the next process would say a fault that all have found.
+TURN = 0.1
 # Words of the board that are not of an action.
 ABORTED, STOPPING, GRANTED, LAST = range(4)
 
@@ -114,6 +117,8 @@ class World:
 
     def abort(self) -> bool:
         """Ends all processes; whether this one is the first to want it."""
+        # A fault that all processes find is the first one's to say.
+        time.sleep(TURN * self.rank)
         first = self.board.control[ABORTED] == 0
         self.board.control[ABORTED] = 1
         return first

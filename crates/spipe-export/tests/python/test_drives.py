@@ -27,6 +27,11 @@ class Drives(Case):
         plan, folder = self.on_drive(family, system, count, *options, name="drive", **more)
         lanes = [lane for lane in program(folder)["lanes"] if lane["role"].startswith("nvme")]
         self.assertEqual({action["kind"] for lane in lanes for action in lane["actions"]}, kinds)
+        on_drive = next(memory for memory in program(folder)["memories"] if memory.get("drive"))
+        with open(plan) as file:
+            planned_bytes = json.load(file)["peak-bytes"]["nvme0"]
+        self.assertLessEqual(0.5 * planned_bytes, on_drive["bytes"])
+        self.assertLessEqual(on_drive["bytes"], planned_bytes + 4096 * len(program(folder)["buffers"]))
         trace = os.path.join(folder, "trace")
         losses = [line["loss"] for line in trained(folder, "--trace", trace, *self.options)]
         self.near(losses, [line["loss"] for line in reference(folder)])
