@@ -6,9 +6,11 @@ use crate::{
     launch::{Beside, Launch},
     network::Network,
     sharded::{Sharded, check_training},
+    training::Training,
 };
 use serde_json::{Map, Value, json};
 use spipe_base::{Diagnostic, Faults, MemoryId};
+use spipe_cost::Optimizer;
 use spipe_model::Precision;
 use spipe_plan::{OrderKind, Plan, Update, Weights, keeps_parameters_on_drives, keeps_state_on_drives, uses_drives};
 use std::collections::BTreeSet;
@@ -54,6 +56,8 @@ impl Zero {
         }
     }
 }
+
+const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: false };
 
 /// The folder that `deepspeed` or `torchrun` runs: configuration, script and settings. `nvme` is the
 /// mount point of a drive: it has what the plan keeps on a drive, or else all shards of ZeRO-Infinity.
@@ -115,6 +119,7 @@ fn checked(plan: &Plan, mounted: bool, modules: Modules) -> Result<(Zero, Networ
         Ok(zero) => faults.or(zero)?,
         Err(()) => return Err(faults),
     };
+    TRAINING.check(plan, modules)?;
     Ok((zero, Network::of(plan.context().model, modules)?))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::{Modules, deepspeed, fsdp, torch};
 use spipe_base::Faults;
-use spipe_plan::{Plan, beyond_export};
+use spipe_plan::Plan;
 
 /// An engine that runs exported plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,9 +40,6 @@ impl Engine {
     /// # Errors
     /// The faults of the export.
     pub fn check(self, plan: &Plan, modules: Modules) -> Result<(), Faults> {
-        if let Some(fault) = beyond_export(&plan.context()) {
-            return Err(fault.into());
-        }
         match self {
             Self::Torch => torch::check(plan, modules),
             Self::Fsdp => fsdp::check(plan, modules),

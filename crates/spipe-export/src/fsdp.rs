@@ -6,11 +6,15 @@ use crate::{
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
     sharded::{Sharded, check_training},
+    training::Training,
 };
 use spipe_base::{Diagnostic, Faults};
+use spipe_cost::Optimizer;
 use spipe_plan::{Plan, uses_drives};
 
 const SCRIPTS: [(&str, &str); 1] = [("train.py", include_str!("../templates/fsdp/train.py"))];
+
+const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: true };
 
 /// The folder that `torchrun` runs: scripts and settings of a plan of FSDP, or of ZeRO-Infinity,
 /// whose shards are in host memory.
@@ -65,5 +69,6 @@ fn checked(plan: &Plan, modules: Modules) -> Result<Network, Faults> {
         );
     }
     faults.or(())?;
+    TRAINING.check(plan, modules)?;
     Ok(Network::of(plan.context().model, modules)?)
 }

@@ -31,6 +31,7 @@ mod ranks;
 mod sharded;
 mod topology;
 mod torch;
+mod training;
 mod weights;
 
 pub use calibration::{

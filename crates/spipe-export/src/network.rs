@@ -1,10 +1,12 @@
 //! The networks that the exported scripts can build.
 
-use crate::Modules;
+use crate::{Modules, training::matrices};
 use serde::Serialize;
 use serde_json::{Value, json};
 use spipe_base::Diagnostic;
-use spipe_model::{Architecture, Block, Mlp, Model, Norm, Positions, QkNorm, RotaryScaling, Transformer};
+use spipe_model::{
+    Adaptation, Architecture, Block, Lora, Matrix, Mlp, Model, Norm, Positions, QkNorm, RotaryScaling, Transformer,
+};
 
 /// The sizes of a decoder, as `model.py` reads them.
 #[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
@@ -31,6 +33,21 @@ pub struct Network {
     sliding_window: Option<u64>,
     full_attention_layers: u64,
     tied: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    adapters: Option<Adapters>,
+}
+
+/// The adapters of a model, as PEFT makes them.
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+struct Adapters {
+    rank: u64,
+    alpha: f64,
+    rslora: bool,
+    /// The names that modules of adapted matrices may have.
+    modules: Vec<&'static str>,
+    /// The numbers of all adapters.
+    parameters: u64,
 }
 
 impl Network {
@@ -90,7 +107,19 @@ impl Network {
             sliding_window: block.sliding_window,
             full_attention_layers: transformer.full_attention_layers,
             tied: transformer.tied,
+            adapters: model.lora().map(|lora| adapters(model, lora)),
         })
+    }
+}
+
+fn adapters(model: &Model, lora: &Lora) -> Adapters {
+    let adapted = model.layers().iter().filter_map(|layer| layer.adaptation.as_ref());
+    Adapters {
+        rank: lora.rank,
+        alpha: lora.alpha.unwrap_or(2.0 * lora.rank as f64),
+        rslora: lora.rslora,
+        modules: Matrix::modules(&matrices(model)),
+        parameters: adapted.map(Adaptation::parameters).sum(),
     }
 }
 

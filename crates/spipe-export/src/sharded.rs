@@ -58,7 +58,7 @@ impl Sharded {
             frozen: stage
                 .layers
                 .iter()
-                .filter(|layer| !context.model.layers()[*layer].trains)
+                .filter(|layer| !context.model.layers()[*layer].learns())
                 .map(|id| id.index())
                 .collect(),
         };

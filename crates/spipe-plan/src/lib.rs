@@ -60,8 +60,8 @@ pub use plan::{
 };
 pub use preset::Preset;
 pub use remarks::{
-    Executed, beyond_execution, beyond_export, beyond_plain_training, contrast_remark, estimate_remark,
-    fullness_remarks, hybrid_remarks, precision_remark, prompt_remark,
+    Executed, beyond_execution, beyond_plain_training, contrast_remark, estimate_remark, fullness_remarks,
+    hybrid_remarks, precision_remark, prompt_remark,
 };
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};

@@ -60,13 +60,6 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
     planned_only(context, parts, executed)
 }
 
-/// The part of a plan that is planned and simulated, but not exported: training that is not plain, and
-/// operations that the backward repeats.
-pub fn beyond_export(context: &Context<'_>) -> Option<Diagnostic> {
-    let repeated = repeated(context).map(|parts| planned_only(context, vec![parts], PLAIN));
-    repeated.unwrap_or_else(|| beyond_plain_training(context))
-}
-
 fn repeated(context: &Context<'_>) -> Option<String> {
     let operations = context.workload().recompute_ops;
     (!operations.is_empty()).then(|| format!("recomputed operations ({operations})"))

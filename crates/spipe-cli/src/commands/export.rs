@@ -8,7 +8,7 @@ use crate::{
     nearest::{self, Engine},
     output,
 };
-use spipe_base::{Diagnostic, Faults};
+use spipe_base::Diagnostic;
 use spipe_export::{Beside, Modules};
 use spipe_model::Architecture;
 use spipe_plan::Plan;
@@ -56,9 +56,6 @@ fn deepspeed(nvme: Option<&str>, modules: Modules) -> Engine<'_> {
 fn export(what: &ExportFolder, engine: &Engine<'_>) -> Result<(), Failure> {
     let destination = Destination::open(&what.output)?;
     let plan = input::plan(&what.plan)?;
-    if let Some(fault) = spipe_plan::beyond_export(&plan.context()) {
-        return Err(Faults::from(fault).into());
-    }
     let modules: Modules = what.modules.into();
     let beside = Beside { steps: what.data.as_ref().map(|_| what.steps), modules };
     let others = || [torch(None, modules), fsdp(modules), deepspeed(None, modules)];

@@ -10,10 +10,12 @@ use crate::{
     folder::{COMMON, Folder, filled},
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
+    training::Training,
 };
 use file::ProgramFile;
 pub use file::schema;
 use spipe_base::{Diagnostic, Faults};
+use spipe_cost::Optimizer;
 use spipe_plan::{GradientsLeave, OrderKind, Plan, Update, uses_drives};
 use spipe_schedule::lower;
 
@@ -37,6 +39,8 @@ const SCRIPTS: [(&str, &str); 18] = [
     ("worker.py", include_str!("../../templates/program/worker.py")),
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
+
+const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: false };
 
 /// Whether a plan is beyond PyTorch's pipeline runtime and its hooks, and needs the interpreter.
 pub fn is_needed(plan: &Plan) -> bool {
@@ -68,6 +72,7 @@ pub fn is_one_computer(plan: &Plan) -> bool {
 /// The faults of [`folder`].
 pub fn check(plan: &Plan, modules: Modules) -> Result<(), Faults> {
     refusal::check(plan)?;
+    TRAINING.check(plan, modules)?;
     Ok(Network::of(plan.context().model, modules).map(drop)?)
 }
 
@@ -77,6 +82,7 @@ pub fn check(plan: &Plan, modules: Modules) -> Result<(), Faults> {
 /// The parts that the interpreter does not have, with the reason and the nearest plan.
 pub fn folder(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     refusal::check(plan)?;
+    TRAINING.check(plan, beside.modules)?;
     let context = plan.context();
     let program = lower(&context, plan.placement())?;
     let file = ProgramFile::new(plan, &Network::of(context.model, beside.modules)?, &program);

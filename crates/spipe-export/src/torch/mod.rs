@@ -10,20 +10,28 @@ use crate::{
     launch::{Beside, Launch, MANIFESTS},
     network::Network,
     program,
+    training::Training,
 };
 use order::Exported;
 use settings::Settings;
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults};
+use spipe_cost::Optimizer;
 use spipe_model::{Architecture, Precision};
 use spipe_plan::{Plan, Stage};
 use spipe_schedule::{Order, order_of};
 
-const SCRIPTS: [(&str, &str); 4] = [
+const SCRIPTS: [(&str, &str); 5] = [
     ("train.py", include_str!("../../templates/torch/train.py")),
     ("pipeline.py", include_str!("../../templates/torch/pipeline.py")),
     ("rates.py", include_str!("../../templates/common/rates.py")),
+    ("rules.py", include_str!("../../templates/torch/rules.py")),
     ("optimizer.py", include_str!("../../templates/torch/optimizer.py")),
 ];
+
+const TRAINING: Training = Training {
+    optimizers: &[Optimizer::Adamw, Optimizer::Adamw8bit, Optimizer::Adafactor, Optimizer::Lion, Optimizer::Sgd],
+    adapters: true,
+};
 
 /// The folder that `torchrun` runs: scripts, settings and the order of `plan`, or another order of
 /// its stages.
@@ -71,6 +79,7 @@ fn checked(
     warnings: &mut Faults,
 ) -> Result<(Network, Exported), Faults> {
     refusal::check(plan)?;
+    TRAINING.check(plan, modules)?;
     let (context, placement) = (plan.context(), plan.placement());
     let network = Network::of(context.model, modules)?;
     let order = match custom {

@@ -25,6 +25,7 @@ pub struct Settings {
     batch: Batch,
     precision: &'static str,
     clip_norm: Option<f64>,
+    optimizer: &'static str,
     overlaps: bool,
     /// Whether gradients of several microbatches are summed in 32 bits, where parameters have 16.
     wide_sums: bool,
@@ -65,6 +66,7 @@ impl Settings {
             batch: Batch::of(workload),
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
+            optimizer: workload.optimizer.name(),
             overlaps: !placement.update.is_phase(),
             wide_sums: workload.formats.gradients != Some(GradientFormat::Bf16),
         }
@@ -116,7 +118,7 @@ fn stage_settings(plan: &Plan, exported: &Exported, (id, stage): (StageId, &Stag
         last_layer: stage.layers.last().index(),
         recomputed: stage.recomputed,
         offloads: stage.offload.is_some(),
-        frozen: stage.layers.iter().filter(|layer| !layers[*layer].trains).map(|layer| layer.index()).collect(),
+        frozen: stage.layers.iter().filter(|layer| !layers[*layer].learns()).map(|layer| layer.index()).collect(),
         optimizer_on_host: context.steps(stage) != stage.lead(),
         computes_in: match compute_type(device, context.workload().precision) {
             DataType::Bf16 => "bf16",

@@ -227,6 +227,11 @@ def table(model: dict[str, Any]) -> str:
     return TABLES[model["family"]]
 
 
-def constant(name: str, shape: torch.Size) -> float | None:
-    """The first number of all of a parameter, if it has no random ones: norms are one, biases zero."""
-    return 0.0 if name.endswith("bias") else 1.0 if len(shape) == 1 else None
+def first_numbers(name: str, shape: torch.Size) -> tuple[float, float]:
+    """Mean and spread of a parameter's first numbers, as transformers has them for these families: norms are one, biases zero."""
+    return (0.0 if name.endswith("bias") else 1.0, 0.0) if name.endswith("bias") or len(shape) == 1 else (0.0, 0.02)
+
+
+def is_added(_name: str) -> bool:
+    """Whether a parameter is in no file of weights, and begins with its first numbers."""
+    return False

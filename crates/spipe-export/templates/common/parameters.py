@@ -4,19 +4,17 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from model import HEAD, NAMES, constant, table
+from model import HEAD, NAMES, first_numbers, is_added, table
 from stage import Stage
 from storage import Fault, Numbers, Safetensors, write
 
 INDEX = "model.safetensors.index.json"
 # Random numbers are drawn in blocks of this many, each from its own seed: a part of a parameter needs only its blocks.
 BLOCK = 1 << 20
-# The spread of random weights, as transformers has it for these families.
-SPREAD = 0.02
 
 
 class Source(Protocol):
@@ -29,8 +27,8 @@ class Source(Protocol):
 class Weights:
     """The weights in a folder, or in one file."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, seed: int) -> None:
+        self.path, self.random = path, Random(seed)
         names = [path]
         if os.path.isdir(path):
             index = os.path.join(path, INDEX)
@@ -41,6 +39,8 @@ class Weights:
         self.home = {name: file for file in map(Safetensors, names) for name in file.header}
 
     def read(self, name: str, shape: torch.Size, first: int, count: int) -> torch.Tensor:
+        if is_added(name):
+            return self.random.read(name, shape, first, count)
         # The first GPT-2 files leave the prefix out.
         short = name.removeprefix("transformer.")
         found = name if name in self.home else short
@@ -59,16 +59,16 @@ class Random:
         self.seed = seed
 
     def read(self, name: str, shape: torch.Size, first: int, count: int) -> torch.Tensor:
-        same = constant(name, shape)
-        if same is not None:
-            return torch.full((count,), same)
+        mean, spread = first_numbers(name, shape)
+        if spread == 0.0:
+            return torch.full((count,), mean)
         numbers = torch.empty(count)
         start, end = first // BLOCK, -(-(first + count) // BLOCK)
         for block in range(start, end):
             length = min(BLOCK, shape.numel() - block * BLOCK)
             # Of a seed PyTorch takes 32 bits on cores.
             seed = zlib.crc32(f"{self.seed}/{name}/{block}".encode())
-            drawn = torch.empty(length).normal_(0.0, SPREAD, generator=torch.Generator().manual_seed(seed))
+            drawn = torch.empty(length).normal_(mean, spread, generator=torch.Generator().manual_seed(seed))
             skipped = max(first - block * BLOCK, 0)
             kept = drawn[skipped : first + count - block * BLOCK]
             place = block * BLOCK + skipped - first
@@ -77,7 +77,7 @@ class Random:
 
 
 def source(path: str | None, seed: int) -> Source:
-    return Random(seed) if path is None else Weights(path)
+    return Random(seed) if path is None else Weights(path, seed)
 
 
 def origin(stage: Stage, name: str) -> str:
@@ -107,3 +107,20 @@ def save(folder: str, rank: int, size: int, tensors: Mapping[str, Numbers], meet
         homes = {name: found for found in files for name in Safetensors(os.path.join(folder, found)).header}
         with open(os.path.join(folder, INDEX), "w", encoding="utf-8") as file:
             json.dump({"metadata": {}, "weight_map": homes}, file, indent=1)
+
+
+def save_adapters(folder: str, rank: int, tensors: dict[str, torch.Tensor], adapters: dict[str, Any], meet: Callable[[], None]) -> None:
+    """Writes the adapters of all processes as PEFT has them: one file, and their configuration."""
+    os.makedirs(folder, exist_ok=True)
+    write(os.path.join(folder, f"part-{rank:05}.safetensors"), {f"base_model.model.{name.replace('.default.', '.')}": it for name, it in tensors.items()})
+    meet()
+    if rank == 0:
+        parts = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name.startswith("part-"))
+        files = [Safetensors(part) for part in parts]
+        write(os.path.join(folder, "adapter_model.safetensors"), {name: file.read(name) for file in files for name in file.header})
+        settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": adapters["rank"], "lora_alpha": adapters["alpha"], "bias": "none",
+                    "use_rslora": adapters["rslora"], "target_modules": adapters["modules"], "inference_mode": True}  # fmt: skip
+        with open(os.path.join(folder, "adapter_config.json"), "w", encoding="utf-8") as file:
+            json.dump(settings, file, indent=1)
+        for part in parts:
+            os.remove(part)

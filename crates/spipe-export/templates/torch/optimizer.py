@@ -1,4 +1,4 @@
-"""AdamW for the stages of one process: on the device of the stage, or on the host with copies in pinned memory.
+"""The optimizer of the stages of one process: on the device of the stage, or on the host with copies in pinned memory.
 
 Where the plan has narrow parameters, or the optimizer on the host, the optimizer keeps its own copy of the parameters
 in f32 (the master), and works layer by layer, so that at most one layer's gradients exist in f32. Gradients of several
@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from rules import make
 from stage import Stage
 
 
 class Part:
     """The trained parameters of one layer with their optimizer."""
 
-    def __init__(self, named: list[tuple[str, nn.Parameter]], device: torch.device, options: dict[str, Any], sums: bool) -> None:
+    def __init__(self, named: list[tuple[str, nn.Parameter]], device: torch.device, kind: str, options: dict[str, Any], sums: bool) -> None:
         self.named = named
         self.parameters = [parameter for _, parameter in named]
         first = self.parameters[0]
@@ -34,14 +35,8 @@ class Part:
             for parameter in self.parameters:
                 self.sums[parameter] = torch.zeros_like(parameter, dtype=torch.float32)
                 parameter.register_post_accumulate_grad_hook(self.add)
-        self.adam = torch.optim.AdamW(self.masters, fused=True, **options)
-        for master in self.masters:
-            # The state exists from the start, so that a checkpoint can be read into it.
-            self.adam.state[master] = {
-                "step": torch.zeros((), dtype=torch.float32, device=master.device),
-                "exp_avg": torch.zeros_like(master),
-                "exp_avg_sq": torch.zeros_like(master),
-            }
+        self.optimizer = make(kind, self.masters, **options)
+        self.counts: dict[torch.Tensor, torch.Tensor] = {}
 
     @torch.no_grad()
     def add(self, parameter: torch.Tensor) -> None:
@@ -81,8 +76,8 @@ class Part:
                 master.grad = gradient.to(torch.float32)
         if factor != 1.0:
             torch._foreach_mul_([master.grad for master in self.masters if master.grad is not None], factor)
-        self.adam.param_groups[0]["lr"] = rate
-        self.adam.step()
+        self.optimizer.param_groups[0]["lr"] = rate
+        self.optimizer.step()
         if self.is_apart:
             with torch.no_grad():
                 for master, target in zip(self.masters, self.pinned or self.parameters, strict=True):
@@ -97,16 +92,27 @@ class Part:
             summed.zero_()
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint holds, by name."""
+        """The parameters in 32 bits and the optimizer's state, by name."""
         state = {}
         for (name, _), master in zip(self.named, self.masters, strict=True):
             state[f"weights.{name}"] = master.detach()
-            state.update({f"{key}.{name}": value for key, value in self.adam.state[master].items()})
+            found = {**self.optimizer.state[master], **self.counted(master)}
+            state.update({f"{key}.{name}": value for key, value in found.items() if isinstance(value, torch.Tensor)})
         return state
+
+    def counted(self, master: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The number of steps, where the optimizer counts in an integer of Python."""
+        step = self.optimizer.state[master].get("step")
+        if not isinstance(step, int):
+            return {}
+        count = self.counts.setdefault(master, torch.zeros((), dtype=torch.int64))
+        return {"step": count.fill_(step)}
 
     @torch.no_grad()
     def give(self) -> None:
         """Copies the masters to the parameters, after a checkpoint was read."""
+        for master, count in self.counts.items():
+            self.optimizer.state[master]["step"] = int(count)
         if self.is_apart:
             for master, parameter in zip(self.masters, self.parameters, strict=True):
                 parameter.copy_(master)
@@ -115,13 +121,13 @@ class Part:
 class StageOptimizer:
     """The optimizer of one stage. A step on the host runs beside the device until `finish`."""
 
-    def __init__(self, stage: Stage, on_host: bool, skipped: set[str], options: dict[str, Any], sums: bool) -> None:
+    def __init__(self, stage: Stage, on_host: bool, skipped: set[str], kind: str, options: dict[str, Any], sums: bool) -> None:
         device = torch.device("cpu") if on_host else stage.device
         layers: dict[int, list[tuple[str, nn.Parameter]]] = {}
         for index, name, parameter in stage.names():
             if parameter.requires_grad and name not in skipped:
                 layers.setdefault(index, []).append((name, parameter))
-        self.parts = [Part(named, device, options, sums) for named in layers.values()]
+        self.parts = [Part(named, device, kind, options, sums) for named in layers.values()]
         self.stream, self.workers = None, None
         if stage.device.type != device.type:
             self.stream, self.workers = torch.cuda.Stream(stage.device), ThreadPoolExecutor(1)

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile, record_function, schedule
 import loop
 import parameters
 import rates
-from model import HEAD
+from model import HEAD, is_added
 from optimizer import StageOptimizer
 from pipeline import OneProcess, Order, Pipeline, World
 from tokens import Tokens, count
@@ -59,7 +59,7 @@ class Training:
         return pipeline
 
     def build_optimizers(self) -> dict[int, StageOptimizer]:
-        adam = {"lr": self.options.learning_rate, "weight_decay": self.options.weight_decay, "betas": (0.9, 0.999), "eps": 1e-8}
+        given = {"lr": self.options.learning_rate, "weight_decay": self.options.weight_decay}
         both_ends = self.settings["model"]["tied"] and self.pair is None
         several = self.settings["batch"]["microbatches"] > 1
         sums = several and self.settings["wide-sums"] and not self.options.narrow_sums
@@ -68,7 +68,7 @@ class Training:
             # One parameter has one optimizer: a tied head in the process of its table leaves it to the embedding's stage.
             skipped = {HEAD} if both_ends and stage.is_last else set()
             on_host = self.settings["stages"][index]["optimizer-on-host"]
-            optimizers[index] = StageOptimizer(stage, on_host, skipped, adam, sums)
+            optimizers[index] = StageOptimizer(stage, on_host, skipped, self.settings["optimizer"], given, sums)
         return optimizers
 
     def rate(self) -> float:
@@ -160,14 +160,18 @@ class Training:
                 part.give()
 
     def save_weights(self, folder: str) -> None:
-        """One file per process, and the index of all."""
+        """One file per process, and the index of all; of adapters one file of PEFT."""
         tensors: dict[str, torch.Tensor] = {name: parameter for stage in self.stages.values() for _, name, parameter in stage.names()}
         for optimizer in self.optimizers.values():
             for part in optimizer.parts:
                 tensors.update({name: master for (name, _), master in zip(part.named, part.masters, strict=True)})
         if self.settings["model"]["tied"]:
             tensors.pop(HEAD, None)
-        parameters.save(folder, self.rank, self.size, tensors, loop.meet)
+        adapters = self.settings["model"].get("adapters")
+        if adapters is not None:
+            parameters.save_adapters(folder, self.rank, {name: tensor for name, tensor in tensors.items() if is_added(name)}, adapters, loop.meet)
+        else:
+            parameters.save(folder, self.rank, self.size, tensors, loop.meet)
 
 
 def held_bytes() -> dict[str, int]:
@@ -220,7 +224,7 @@ class Tracer:
             trace.pop(key, None)
         trace["spipe"] = {"rank": world.rank, "device": settings["ranks"][world.rank]["device"],
                           "plan": settings["fingerprint"], "held-bytes": self.held,
-                          # Of the steps without the profiler.
+                          # The profiler takes time: its steps are left out.
                           "iterations-ms": self.times[: len(self.times) - self.warmup]}
         with open(path, "w", encoding="utf-8") as file:
             json.dump(trace, file)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar
@@ -89,7 +90,7 @@ class Whole:
     # How each block is called, by shape, type and device of its input: the same for all stages of a process.
     calls: ClassVar[dict[tuple[object, ...], Calls]] = {}
 
-    def __init__(self) -> None:
+    def __init__(self, adapters: dict[str, Any] | None) -> None:
         if int(transformers.__version__.split(".")[0]) < OLDEST:
             raise Fault(f"transformers {transformers.__version__} is too old: `pip install 'transformers>={OLDEST}'`")
         try:
@@ -99,6 +100,8 @@ class Whole:
         except (KeyError, OSError, ValueError) as error:
             reason = str(error).strip().partition("\n")[0]
             raise Fault(f"transformers {transformers.__version__} has no classes for config.json: {reason}") from None
+        if adapters is not None:
+            adapt(self.model, adapters)
         count = self.config.num_hidden_layers
         lists = ((name, list(it)) for name, it in self.model.named_modules() if isinstance(it, nn.ModuleList) and len(it) == count)
         found = next(lists, None)
@@ -194,6 +197,29 @@ class Whole:
         return logits.view(*x.shape[:2], -1)
 
 
+def adapt(model: nn.Module, adapters: dict[str, Any]) -> None:
+    """Adds PEFT's adapters to the model, which alone are trained."""
+    try:
+        import peft
+    except ImportError:
+        raise Fault("the plan has adapters, which PEFT makes: `pip install peft`") from None
+    config = lora_config(adapters)
+    with without_memory(), warnings.catch_warnings():
+        # GPT-2's matrices are transposed, which PEFT finds out.
+        warnings.simplefilter("ignore")
+        peft.inject_adapter_in_model(config, model)
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    if trained != adapters["parameters"]:
+        raise Fault(f"PEFT {peft.__version__} makes adapters of {trained} numbers, the plan's have {adapters['parameters']}")
+
+
+def lora_config(adapters: dict[str, Any]) -> Any:
+    import peft
+
+    return peft.LoraConfig(r=adapters["rank"], lora_alpha=adapters["alpha"], use_rslora=adapters["rslora"], init_lora_weights=False,
+                           target_modules=adapters["modules"], task_type="CAUSAL_LM")  # fmt: skip
+
+
 def keep(block: nn.Module) -> None:
     """Makes buffers that are in files of weights parameters that are not trained."""
     for module in block.modules():
@@ -246,7 +272,7 @@ def run_block(whole: Whole, index: int, x: torch.Tensor) -> torch.Tensor:
 
 def layers(model: dict[str, Any], indices: Iterable[int]) -> list[nn.Module]:
     """These layers of the model, whose parameters have no memory yet."""
-    whole = Whole()
+    whole = Whole(model.get("adapters"))
     found: list[nn.Module] = []
     for index in indices:
         if index == 0:
@@ -260,8 +286,8 @@ def layers(model: dict[str, Any], indices: Iterable[int]) -> list[nn.Module]:
 
 
 def name(_model: dict[str, Any], _index: int, inner: str) -> str:
-    """The name that transformers gives a parameter of a layer."""
-    return inner
+    """The name that transformers gives a parameter of a layer; adapted matrices keep theirs."""
+    return inner.replace(".base_layer.", ".")
 
 
 def table(_model: dict[str, Any]) -> str:
@@ -269,17 +295,25 @@ def table(_model: dict[str, Any]) -> str:
     return table_and_vectors()[0]
 
 
-def constant(name: str, shape: torch.Size) -> float | None:
-    """The first number of all of a parameter, if it has no random ones."""
+def first_numbers(name: str, shape: torch.Size) -> tuple[float, float]:
+    """Mean and spread of a parameter's first numbers; those of adapters have the spread that PEFT gives them."""
+    if ".lora_" in name:
+        return 0.0, 0.0 if ".lora_B." in name else (3 * shape[1]) ** -0.5
     if name.endswith("bias"):
-        return 0.0
-    return table_and_vectors()[1].get(name, 1.0) if len(shape) == 1 else None
+        return 0.0, 0.0
+    mean = table_and_vectors()[1].get(name) if len(shape) == 1 else None
+    return (mean, 0.0) if mean is not None else (0.0, 0.02)
+
+
+def is_added(name: str) -> bool:
+    """Whether a parameter is in no file of weights, and begins with its first numbers: adapters."""
+    return ".lora_" in name
 
 
 @functools.cache
 def table_and_vectors() -> tuple[str, dict[str, float | None]]:
     """The name of the embedding's table, and the first numbers that transformers gives the model's vectors."""
-    whole = Whole()
+    whole = Whole(None)
     inputs, found = whole.model.get_input_embeddings(), {}
     for path, module in whole.model.named_modules():
         vectors = {name: vector for name, vector in module._parameters.items() if vector is not None and vector.dim() == 1}

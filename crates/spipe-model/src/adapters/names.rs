@@ -159,6 +159,14 @@ impl Matrix {
         }
     }
 
+    /// Returns the names that modules of `transformers` have for these matrices, and none that also means
+    /// another one.
+    pub fn modules(matrices: &[Self]) -> Vec<&'static str> {
+        let theirs = NAMES.iter().skip(Self::OF_BLOCK.len());
+        let meant = |(_, meant): &&(&str, &[Self])| meant.iter().all(|matrix| matrices.contains(matrix));
+        theirs.filter(meant).map(|(name, _)| *name).collect()
+    }
+
     /// Whether files name a matrix so.
     pub(crate) fn is_name(word: &str) -> bool {
         Self::known().any(|known| known == word)

@@ -1,0 +1,82 @@
+//! The ways of training that an engine has.
+
+use crate::Modules;
+use spipe_base::{Diagnostic, Faults};
+use spipe_cost::{Formats, Mode, Optimizer};
+use spipe_model::{Lora, Matrix, Model};
+use spipe_plan::Plan;
+
+/// The optimizers of an engine, and whether it trains adapters.
+#[derive(Clone, Copy, Debug)]
+pub struct Training {
+    /// The optimizers.
+    pub optimizers: &'static [Optimizer],
+    /// Whether it trains adapters, if the layers have them.
+    pub adapters: bool,
+}
+
+impl Training {
+    /// Refuses a plan that trains in a way that the engine does not have.
+    ///
+    /// # Errors
+    /// One fault for each reason.
+    pub fn check(self, plan: &Plan, modules: Modules) -> Result<(), Faults> {
+        let (context, mut faults) = (plan.context(), Faults::new());
+        let mut refuse = |what: &str, hint: &str| {
+            faults.push(Diagnostic::error(format!("the plan has {what}, which this export does not have")).hint(hint));
+        };
+        let workload = context.workload();
+        if !workload.recompute_ops.is_empty() {
+            let what = format!("recomputed operations ({})", workload.recompute_ops);
+            refuse(&what, "plan without `option recompute-ops`");
+        }
+        if let Some(lora) = context.model.lora() {
+            self.check_adapters(lora, (context.model, modules), &mut refuse);
+        }
+        if let Some(base) = workload.formats.base {
+            refuse(&format!("a base stored as {base}"), "plan without `option base`");
+        }
+        if workload.mode == Mode::Train {
+            if !self.optimizers.contains(&workload.optimizer) {
+                let known: Vec<&str> = self.optimizers.iter().map(|optimizer| optimizer.name()).collect();
+                let what = format!("the optimizer `{}` instead of {}", workload.optimizer, known.join(", "));
+                refuse(&what, "plan with another `option optimizer`, or run it with `command run`");
+            }
+            let formats = workload.formats;
+            if (Formats { base: None, gradients: None, ..formats }) != Formats::PLAIN {
+                refuse("other formats of states or master copies", "plan without these options");
+            }
+        }
+        faults.or(())
+    }
+
+    fn check_adapters(self, lora: &Lora, (model, modules): (&Model, Modules), refuse: &mut impl FnMut(&str, &str)) {
+        let what = format!("adapters of rank {}", lora.rank);
+        if !self.adapters {
+            refuse(
+                &what,
+                "`command export torch` of a pipeline and `command export fsdp` train them, or `command run`",
+            );
+        } else if modules == Modules::Own {
+            refuse(&what, "`option modules transformers` has them, from PEFT");
+        }
+        let parts = [
+            (lora.dora, "magnitudes of adapters (DoRA)"),
+            (lora.dropout > 0.0, "dropout in adapters"),
+            (lora.embeddings, "trained copies of embedding and head"),
+            (matrices(model).contains(&Matrix::Table), "adapters of the embedding's table"),
+        ];
+        for (_, part) in parts.into_iter().filter(|(has, _)| *has) {
+            refuse(part, "plan without them");
+        }
+    }
+}
+
+/// The adapted matrices of a model.
+pub fn matrices(model: &Model) -> Vec<Matrix> {
+    let adapted = model.layers().iter().filter_map(|layer| layer.adaptation.as_ref());
+    let mut found: Vec<Matrix> = adapted.flat_map(|it| it.matrices.iter().map(|one| one.matrix)).collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+}
