@@ -19,9 +19,19 @@ from program import Action, Lane, Program, Wait
 from worker import Span, Worker
 from world import GRANTED, LAST, RING, STOPPING, Stopped, World
 
-# Seconds between two looks at what another process says.
-LOOK = 1e-4
+# Seconds between two looks at what another process says: the least, and the most.
+LOOK, LATE = 1e-4, 2e-3
 STREAMS = ("compute", "h2d", "d2h", "channel")
+
+
+class Looks:
+    """Looks at what another process says: each after a sixteenth of the time that has passed, since who looks takes time of the cores."""
+
+    def __init__(self) -> None:
+        self.start = time.monotonic()
+
+    def wait(self) -> None:
+        time.sleep(min(max(LOOK, (time.monotonic() - self.start) / 16), LATE))
 
 
 class Engine:
@@ -91,12 +101,12 @@ class Engine:
 
     def is_granted(self, iteration: int) -> bool:
         """Waits until an iteration may begin; false if there is none after the last one."""
-        control = self.board.control
+        control, looks = self.board.control, Looks()
         while control[GRANTED] <= iteration:
             self.world.check()
             if control[LAST] <= iteration:
                 return False
-            time.sleep(LOOK)
+            looks.wait()
         return True
 
     def run_action(self, worker: Worker, position: int, action: Action, iteration: int) -> None:
@@ -187,9 +197,7 @@ class Engine:
         reached = self.board.begun if wait.at_start else self.board.ended
         if reached[wait.action] >= target:
             return False
-        while reached[wait.action] < target:
-            self.world.check()
-            time.sleep(LOOK)
+        self.until(lambda: reached[wait.action] >= target)
         return True
 
     def cross(self, worker: Worker, number: int, action: Action, iteration: int) -> None:
@@ -212,9 +220,10 @@ class Engine:
             board.sent[action.id] = iteration + 1
 
     def until(self, is_true: Callable[[], bool]) -> None:
+        looks = Looks()
         while not is_true():
             self.world.check()
-            time.sleep(LOOK)
+            looks.wait()
 
     def advance(self, until: int, on_end: Callable[[int], None]) -> int:
         """Runs iterations up to `until`, or fewer if the training shall stop; the number that are over.
@@ -273,10 +282,10 @@ class Engine:
         self.world.check()
 
     def until_others(self, count: int) -> None:
-        looked = time.monotonic()
+        looked, looks = time.monotonic(), Looks()
         while min(self.board.over) < count:
             self.world.check()
-            time.sleep(LOOK)
+            looks.wait()
             if time.monotonic() > looked + 1.0:
                 looked = time.monotonic()
                 self.world.find_lost(self.board)
