@@ -47,6 +47,7 @@ pub use request::{
     Request, cores,
     drives::DriveFor,
     layout::{Chosen, Conditions, conditions},
+    machine::Machine,
     pins::{Pinned, Words},
     runtimes::{framework, has_foreign_gpus, under},
     spelling::Spelling,

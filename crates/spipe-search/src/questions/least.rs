@@ -6,12 +6,10 @@ use crate::{
     setting::Setting,
 };
 use spipe_base::{Bytes, MemoryId, SimTime};
+use spipe_hardware::Hardware;
 use spipe_plan::uses_drives;
 use spipe_planner::{Fit, Options};
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// The most time: where the least memory is not known by then, proofs that nothing fits take long.
 const MOST: Duration = Duration::from_secs(1);
@@ -46,7 +44,7 @@ pub fn least(request: &Request, found: &Found, elapsed: Duration) -> Vec<Least> 
     }
     let memories: Vec<(MemoryId, Bytes)> = found.plan.peaks().into_iter().collect();
     if uses_drives(&found.plan.context(), found.plan.placement()) {
-        return memories.into_iter().map(|memory| of_plan(request, found, memory)).collect();
+        return memories.into_iter().map(|memory| of_plan(found, memory)).collect();
     }
     let limit = if request.effort.is_some() { BY_STEPS } else { request.time_limit.saturating_sub(elapsed).min(MOST) };
     let until = Instant::now() + limit;
@@ -54,15 +52,15 @@ pub fn least(request: &Request, found: &Found, elapsed: Duration) -> Vec<Least> 
     let mut list = Vec::new();
     for (memory, filled) in memories {
         let share = until.saturating_duration_since(Instant::now()) / left;
-        list.push(of_memory(request, of_plan(request, found, (memory, filled)), Instant::now() + share));
+        list.push(of_memory(request, of_plan(found, (memory, filled)), Instant::now() + share));
         left -= 1;
     }
     list
 }
 
 /// An upper bound from the plan itself: it runs with the bytes that it fills.
-fn of_plan(request: &Request, found: &Found, (memory, filled): (MemoryId, Bytes)) -> Least {
-    let reserved = request.hardware.memories()[memory].reserved;
+fn of_plan(found: &Found, (memory, filled): (MemoryId, Bytes)) -> Least {
+    let reserved = found.plan.context().hardware.memories()[memory].reserved;
     let iteration = found.solution.simulated;
     Least { memory, capacity: None, found: reserved + filled, reserved, iteration }
 }
@@ -103,11 +101,14 @@ fn fitting(request: &Request, (memory, capacity): (MemoryId, Bytes), until: Inst
         return None;
     }
     // A machine with less memory than it reserves does not exist.
-    let Ok(machine) = request.hardware.with_capacity(memory, capacity) else { return Some(None) };
-    let Ok(setting) = Setting::new(&request.model, &Arc::new(machine), workload) else { return Some(None) };
+    let with = |hardware: &Hardware| hardware.with_capacity(memory, capacity);
+    let Ok(machine) = request.machine.changed(with) else { return Some(None) };
     let options = Options { pins: request.pins.clone(), time_limit: left, ..Options::default() };
-    match fits(&setting, &request.systems, options) {
-        Fit::Found(placement) => Some(setting.evaluator().checked_iteration(&placement)),
+    match fits((&request.model, &machine), (workload, &request.systems), &options) {
+        Fit::Found(placement) => {
+            let setting = Setting::new(&request.model, machine.of(placement.system), workload).ok();
+            Some(setting.and_then(|setting| setting.evaluator().checked_iteration(&placement)))
+        }
         Fit::Never | Fit::NotFound => Some(None),
         Fit::Late => None,
     }
