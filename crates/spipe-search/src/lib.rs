@@ -49,7 +49,7 @@ pub use request::{
     layout::{Chosen, Conditions, conditions},
     machine::Machine,
     pins::{Pinned, Words},
-    runtimes::{framework, has_foreign_gpus, under},
+    runtimes::{default_runtime, has_foreign_gpus, under},
     spelling::Spelling,
     systems::systems,
     watch::{Progress, Watch},

@@ -46,11 +46,11 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let plot = what.plot.as_deref().map(report::fill::Plot::open).transpose()?;
     let task = Task::new(what)?;
     let Chosen { pinned, systems, .. } = task::conditions(what, &task)?;
-    let task = task.under(what, &systems)?;
+    let machine = task.machine(what)?;
     task::idle(what, given, (&task, &systems))?;
     let question = Question {
         model: Arc::new(task.model),
-        machine: task.hardware.into(),
+        machine,
         template: task.template,
         global_batch: task.global_batch,
         microbatch: pinned.microbatch,

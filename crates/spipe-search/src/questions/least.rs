@@ -29,7 +29,7 @@ pub struct Least {
     pub capacity: Option<Bytes>,
     /// The least capacity for which a plan was found: that one, or at most what the plan fills beside the reserved part.
     pub found: Bytes,
-    /// The reserved part of either.
+    /// The reserved part of that capacity: runtimes reserve shares of it.
     pub reserved: Bytes,
     /// The iteration of the plan with the capacity `found`.
     pub iteration: SimTime,
@@ -69,10 +69,12 @@ fn of_plan(found: &Found, (memory, filled): (MemoryId, Bytes)) -> Least {
 fn of_memory(request: &Request, plan: Least, until: Instant) -> Least {
     let memory = plan.memory;
     let (mut low, mut high) = (Bytes::ZERO, plan.found);
-    let mut found: Option<(Bytes, SimTime)> = None;
-    let best = |found: Option<(Bytes, SimTime)>| match found {
-        Some((capacity, iteration)) if capacity < plan.found => Least { found: capacity, iteration, ..plan.clone() },
-        Some((_, iteration)) => Least { iteration, ..plan.clone() },
+    let mut found: Option<(Bytes, (SimTime, Bytes))> = None;
+    let best = |found: Option<(Bytes, (SimTime, Bytes))>| match found {
+        Some((capacity, (iteration, reserved))) if capacity < plan.found => {
+            Least { found: capacity, reserved, iteration, ..plan.clone() }
+        }
+        Some((_, (iteration, _))) => Least { iteration, ..plan.clone() },
         None => plan.clone(),
     };
     while low.as_f64() < high.as_f64() * (1.0 - PRECISION) {
@@ -80,7 +82,7 @@ fn of_memory(request: &Request, plan: Least, until: Instant) -> Least {
         let middle = if found.is_none() { high } else { Bytes::new(low.get().midpoint(high.get())).up_to_printed() };
         let Some(fitting) = fitting(request, (memory, middle), until) else { return best(found) };
         match fitting {
-            Some(iteration) => (high, found) = (middle, Some((middle, iteration))),
+            Some(fitting) => (high, found) = (middle, Some((middle, fitting))),
             None if found.is_none() => return plan,
             None => low = middle,
         }
@@ -92,9 +94,13 @@ fn of_memory(request: &Request, plan: Least, until: Instant) -> Least {
     Least { capacity: found.map(|_| least.found), ..least }
 }
 
-/// The iteration of a plan that fits the machine with another capacity of a memory; none if none
-/// fits. `None` if the time ends before that is known.
-fn fitting(request: &Request, (memory, capacity): (MemoryId, Bytes), until: Instant) -> Option<Option<SimTime>> {
+/// The iteration of a plan that fits the machine with another capacity of a memory, and the reserved part
+/// of it; none if none fits. `None` if the time ends before that is known.
+fn fitting(
+    request: &Request,
+    (memory, capacity): (MemoryId, Bytes),
+    until: Instant,
+) -> Option<Option<(SimTime, Bytes)>> {
     let left = until.saturating_duration_since(Instant::now());
     let workload = request.workloads.iter().min_by_key(|workload| workload.microbatch)?;
     if left.is_zero() {
@@ -106,8 +112,10 @@ fn fitting(request: &Request, (memory, capacity): (MemoryId, Bytes), until: Inst
     let options = Options { pins: request.pins.clone(), time_limit: left, ..Options::default() };
     match fits((&request.model, &machine), (workload, &request.systems), &options) {
         Fit::Found(placement) => {
-            let setting = Setting::new(&request.model, machine.of(placement.system), workload).ok();
-            Some(setting.and_then(|setting| setting.evaluator().checked_iteration(&placement)))
+            let hardware = machine.of(placement.system);
+            let setting = Setting::new(&request.model, hardware, workload).ok();
+            let iteration = setting.and_then(|setting| setting.evaluator().checked_iteration(&placement));
+            Some(iteration.map(|iteration| (iteration, hardware.memories()[memory].reserved)))
         }
         Fit::Never | Fit::NotFound => Some(None),
         Fit::Late => None,

@@ -4,7 +4,7 @@
 //! workloads   a batch in equal microbatches      systems    the systems by name
 //! pins        conditions in words                layout     conditions in Megatron's notation, and both together
 //! drives      the drives that are named          watch      the record of a running search
-//! machine     the machine under the runtimes     runtimes   what executes a plan
+//! machine     the machine under the runtimes     runtimes   what executes a plan by default
 //! spelling    the words for settings in messages
 //! ```
 
