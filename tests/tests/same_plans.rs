@@ -75,7 +75,7 @@ fn answer(question: &str) -> String {
     let words: Vec<&str> = question.split(' ').collect();
     let [model, machine, system] = words[..] else { panic!("`{question}` is no question") };
     let args = ["plan", "--model", model, "--hardware", machine, "--system", system, "--microbatch", "1"];
-    let rest = ["--global-batch", "32", "--effort", "low", "--threads", "1", "--format", "json"];
+    let rest = ["--runtime", "spipe", "--global-batch", "32", "--effort", "low", "--threads", "1", "--format", "json"];
     let output = Command::new(spipe()).args(args).args(rest).output().unwrap();
     if !output.status.success() {
         return format!("exit={}", output.status.code().unwrap());

@@ -48,7 +48,8 @@ fn exports(plan: &Plan) -> impl Iterator<Item = (Engine, Modules)> {
     Engine::ALL.into_iter().filter_map(move |engine| Some((engine, modules(engine)?)))
 }
 
-/// The engines of a plan in a sentence, and the runtime whose constants predicted it.
+/// The engines of a plan in a sentence, and the runtime whose constants predicted it; marked where these are an
+/// estimate.
 pub fn sentence(plan: &Plan, path: &str) -> String {
     let context = plan.context();
     let on_gpus = context.hardware.devices().iter().any(|device| device.is_gpu() && !device.emulated);
@@ -61,5 +62,11 @@ pub fn sentence(plan: &Plan, path: &str) -> String {
         [] => "No engine runs this plan: it is planned and simulated only.".to_owned(),
         found => format!("Run by {}.", found.iter().map(word).collect::<Vec<_>>().join(", ")),
     };
-    format!("{engines} Predicted with the constants of the runtime `{}`.\n", context.hardware.runtime().name())
+    let (runtime, system) = (context.hardware.runtime().name(), plan.placement().system);
+    let estimate = if plan.is_estimate() {
+        format!(", an estimate: runs of `{system}` were not measured under it")
+    } else {
+        String::new()
+    };
+    format!("{engines} Predicted with the constants of the runtime `{runtime}`{estimate}.\n")
 }

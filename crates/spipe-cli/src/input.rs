@@ -6,8 +6,7 @@ use spipe_base::{Diagnostic, Position, Seconds};
 use spipe_cost::Mode;
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Architecture, Model};
-use spipe_plan::{Plan, System};
-use spipe_search::framework;
+use spipe_plan::Plan;
 use spipe_trace::{ReadTraceError, Trace};
 use std::time::Duration;
 
@@ -70,15 +69,6 @@ pub fn runtime(given: &str) -> Result<Runtime, Failure> {
 /// The machine as `runtime` finds it, with the constants that it was fitted to have under it.
 pub fn under(hardware: Hardware, runtime: Runtime) -> Result<Hardware, Failure> {
     Ok(spipe_search::under(hardware, runtime)?)
-}
-
-/// The given runtime, or the one that executes `systems` on `hardware`: the framework to which all of
-/// them belong, if the machine's GPUs are real and were not measured by this program.
-pub fn runtime_for(given: Option<&str>, systems: &[System], hardware: &Hardware) -> Result<Runtime, Failure> {
-    if let Some(given) = given {
-        return runtime(given);
-    }
-    framework(systems, hardware).map_or_else(|| Ok(Runtime::default()), runtime)
 }
 
 /// The text of a machine by path or name.

@@ -1,13 +1,13 @@
 //! The nearest plans of a refused export: the engines that take this plan, and the fastest plan that the
 //! engine takes for the same model, machine and batch.
 
-use crate::{Failure, input, options::OPTIONS};
+use crate::{Failure, options::OPTIONS};
 use spipe_base::{Diagnostic, Faults, SimTime};
 use spipe_cost::Mode;
 use spipe_export::{Beside, Folder, Modules};
 use spipe_plan::{Plan, System};
 use spipe_planner::Effort;
-use spipe_search::{Request, cores, search, workloads};
+use spipe_search::{Machine, Request, cores, search, workloads};
 use std::time::{Duration, Instant};
 
 /// The time of the search for the nearest plan: a refusal should not let its reader wait.
@@ -122,9 +122,7 @@ fn fastest(engine: &Engine<'_>, plan: &Plan) -> Option<(System, SimTime)> {
 fn planned(plan: &Plan, system: System, left: Duration) -> Option<spipe_search::Found> {
     let context = plan.context();
     let workload = *context.workload();
-    let hardware = context.hardware.clone();
-    let runtime = input::runtime_for(None, &[system], &hardware).ok()?;
-    let hardware = input::under(hardware, runtime).ok()?;
+    let machine = Machine::new(context.hardware, None, workload.mode).ok()?;
     let sizes = workloads(workload, workload.global_batch(), "auto").ok()?;
     let request = Request {
         systems: vec![system],
@@ -132,7 +130,7 @@ fn planned(plan: &Plan, system: System, left: Duration) -> Option<spipe_search::
         effort: Some(Effort::Low),
         threads: cores(),
         spelling: OPTIONS,
-        ..Request::new(context.model.clone(), hardware, sizes)
+        ..Request::new(context.model.clone(), machine, sizes)
     };
     search(&request).ok()
 }

@@ -121,3 +121,38 @@ fn a_plan_that_no_engine_runs_says_so() {
     assert!(out.contains("No engine runs this plan: it is planned and simulated only."), "{out}");
     assert!(out.contains("Predicted with the constants of the runtime `spipe`."), "{out}");
 }
+
+/// On a GPU that was not measured, the runtime is that of an engine that takes the plan, and says whether it was measured
+/// for the system; all commands that plan agree.
+#[test]
+fn plans_on_gpus_have_the_constants_of_an_engine_that_takes_them() {
+    let question = ["--model", "gpt2", "--hardware", "one-gpu", "--global-batch", "8", "--seq-len", "512"];
+    let json = |args: &[&str]| -> Value {
+        let Run { code, out, err } = spipe(".", &[args, &question, &["--format", "json"]].concat());
+        assert_eq!(code, Some(0), "{args:?}: {err}");
+        serde_json::from_str(&out).unwrap()
+    };
+    let planned = |system: &str, more: &[&str]| {
+        let plan = json(&[&["plan", "--system", system, "--effort", "low"], more].concat());
+        (plan["runtime"]["name"].as_str().unwrap().to_owned(), plan["estimate"].as_bool().unwrap(), plan)
+    };
+    let compared = json(&["compare-systems", "--system", "superpipeline,fsdp,zero-offload,zero-infinity,1f1b,mobius"]);
+    for row in compared["systems"].as_array().unwrap().iter().filter(|row| row["status"] == "feasible") {
+        let (runtime, estimate, plan) = planned(row["system"].as_str().unwrap(), &[]);
+        assert_eq!((row["runtime"].as_str().unwrap(), &row["estimate"]), (runtime.as_str(), &estimate.into()), "{row}");
+        let takers: &[&str] = if runtime == "deepspeed" { &["deepspeed"] } else { &["torch", "fsdp"] };
+        assert!(named(&plan).iter().any(|engine| takers.contains(&engine.as_str())), "{plan}");
+    }
+    for (system, expected, marked) in
+        [("superpipeline", "pytorch", true), ("fsdp", "pytorch", false), ("zero-infinity", "deepspeed", false)]
+    {
+        let (runtime, estimate, _) = planned(system, &[]);
+        assert_eq!((runtime.as_str(), estimate), (expected, marked), "{system}");
+        let (runtime, estimate, _) = planned(system, &["--runtime", "spipe"]);
+        assert_eq!((runtime.as_str(), estimate), ("spipe", false), "{system}");
+    }
+    let args = ["plan", "--system", "superpipeline", "--effort", "low"];
+    let Run { out, .. } = spipe(".", &[&args[..], &question].concat());
+    let said = "the runtime `pytorch`, an estimate: runs of `superpipeline` were not measured under it.";
+    assert!(out.contains(said), "{out}");
+}

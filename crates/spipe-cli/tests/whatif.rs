@@ -125,6 +125,12 @@ fn a_machine_whose_plan_no_engine_runs_is_marked() {
         serde_json::from_str(&std::fs::read_to_string(folder.path().join("answer.json")).unwrap()).unwrap();
     let machines = answer["machines"].as_array().unwrap();
     assert!(!machines.is_empty() && machines.iter().all(|row| row["engines"] == Value::Array(Vec::new())), "{answer}");
+    for row in machines {
+        let notes = row["notes"].as_array().unwrap();
+        assert!(notes.iter().any(|note| note.as_str().unwrap().starts_with("no engine runs its plan")), "{row}");
+        assert!(["pytorch", "deepspeed"].contains(&row["runtime"].as_str().unwrap()), "{row}");
+        assert_eq!(row["estimate"], !["fsdp", "gpu-only", "zero-infinity"].contains(&row["system"].as_str().unwrap()));
+    }
 }
 
 fn answer(folder: &Path, args: &[&str]) -> Value {

@@ -467,7 +467,7 @@ tables! {
     CollectiveFile "collective" { kind gpus latency bandwidth source }
     LinkFile "link" { name between up down bandwidth both latency source }
     CopyFile "copy" { among bandwidth both source }
-    RuntimeFile "runtime" { format_version name description host kernels efficiency memory fitted_from }
+    RuntimeFile "runtime" { format_version name description host kernels efficiency memory fitted_from measured_systems }
     HostFile "table of the host" { launch iteration waits_for_copies source }
     KernelsFile "table of kernels" {
         block embedding head per_operation optimizer products attention norms loss collectives source

@@ -150,6 +150,10 @@ pub struct PlanFile {
     /// The runtime that executes the plan; by default the runtime `spipe`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<Embedded>,
+    /// Whether predictions of the runtime's constants were never compared with measured runs of the system. For
+    /// information only.
+    #[serde(default)]
+    pub estimate: bool,
     /// The share of each memory that the planner left free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_room: Option<f64>,
@@ -257,6 +261,7 @@ impl Plan {
                 name: self.hardware.runtime().name().into(),
                 toml: self.hardware.runtime().to_toml(),
             }),
+            estimate: self.is_estimate(),
             head_room: Some(self.hardware.head_room()).filter(|share| *share > 0.0),
         }
     }

@@ -177,6 +177,13 @@ impl Plan {
         Self::new(self.model.clone(), hardware, *self.cost.workload(), self.placement.clone())
     }
 
+    /// Whether predictions of the runtime's constants were never compared with measured runs of the system.
+    pub fn is_estimate(&self) -> bool {
+        let known = self.outcome.as_ref().and_then(|outcome| outcome.expected_error.as_ref());
+        !self.hardware.runtime().is_measured_for(self.placement.system.name())
+            && known.is_none_or(|known| known.runs == 0)
+    }
+
     /// The same plan with a planner's report on it.
     pub fn with_outcome(mut self, outcome: Outcome) -> Self {
         self.outcome = Some(outcome);

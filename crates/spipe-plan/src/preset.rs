@@ -25,9 +25,14 @@ pub struct Preset {
     pub may_keep: bool,
     /// Whether it also runs inference.
     pub infers: bool,
-    /// The runtime that executes it on GPUs, if it is a framework's.
-    pub framework: Option<&'static str>,
+    /// The runtimes of the frameworks that train it, on machines with one GPU and with several.
+    pub frameworks: [&'static str; 2],
 }
+
+/// The runtime of exported pipelines, of interpreted programs and of FSDP2.
+const PYTORCH: &str = "pytorch";
+
+const DEEPSPEED: &str = "deepspeed";
 
 const PIPELINE: Preset = Preset {
     name: "1f1b",
@@ -40,7 +45,7 @@ const PIPELINE: Preset = Preset {
     may_stream: false,
     may_keep: false,
     infers: false,
-    framework: None,
+    frameworks: [PYTORCH; 2],
 };
 
 const AUTOMATIC: Preset = Preset { free: &[Knob::MemoryLimit, Knob::OffloadSlots, Knob::UrgentSteps], ..PIPELINE };
@@ -118,7 +123,8 @@ pub(crate) static TABLE: [Preset; 27] = [
         name: "zero-offload",
         free: &[Knob::OffloadSlots, Knob::UrgentSteps, Knob::GradientsLeave, Knob::SynchronousOptimizer],
         steps_on_host: true,
-        framework: Some("deepspeed"),
+        // DeepSpeed has no pipelines whose steps run on the host.
+        frameworks: [DEEPSPEED, PYTORCH],
         ..PIPELINE
     },
     Preset {
@@ -126,11 +132,10 @@ pub(crate) static TABLE: [Preset; 27] = [
         update: Update::Delayed,
         free: &[Knob::OffloadSlots, Knob::GradientsLeave],
         steps_on_host: true,
-        framework: Some("deepspeed"),
         ..PIPELINE
     },
-    Preset { name: "zero-infinity", may_stream: true, framework: Some("deepspeed"), ..SHARED },
-    Preset { name: "fsdp", framework: Some("pytorch"), ..SHARED },
+    Preset { name: "zero-infinity", may_stream: true, frameworks: [DEEPSPEED; 2], ..SHARED },
+    Preset { name: "fsdp", ..SHARED },
     Preset { name: "checkpointing", ..PIPELINE },
     Preset { name: "gpu-only", infers: true, ..PIPELINE },
     Preset { name: "cpu-only", infers: true, ..PIPELINE },

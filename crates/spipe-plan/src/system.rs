@@ -116,10 +116,11 @@ impl System {
         self.preset().name
     }
 
-    /// Returns the name of the runtime that executes the system on GPUs, if it is a framework's: the
-    /// others leave choices to the plan that only the runtime `spipe` executes.
-    pub const fn framework(self) -> Option<&'static str> {
-        self.preset().framework
+    /// Returns the name of the runtime of the framework that trains the system on a machine with `gpus`
+    /// GPUs: the one that an export runs on.
+    pub const fn framework(self, gpus: usize) -> &'static str {
+        let [one, several] = self.preset().frameworks;
+        if gpus > 1 { several } else { one }
     }
 
     /// Whether parameters stay on the device of their stage, and microbatches flow through the stages.

@@ -61,7 +61,12 @@ fn a_search_tells_its_course_and_is_repeated() {
 #[test]
 fn a_plan_takes_the_time_that_its_setting_simulates() {
     let (request, found) = (request(), search(&request()).unwrap());
-    let setting = Setting::new(&request.model, &request.hardware, found.plan.context().workload()).unwrap();
+    let setting = Setting::new(
+        &request.model,
+        request.machine.of(found.solution.placement.system),
+        found.plan.context().workload(),
+    )
+    .unwrap();
     let time = setting.evaluator().checked_iteration(&found.solution.placement);
     assert_eq!(time, Some(found.solution.simulated));
 }

@@ -22,7 +22,7 @@ use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Context, System, check};
 use spipe_planner::{Fit, Problem, SYSTEMS, fits};
-use spipe_search::{Refused, Remedy, remedies};
+use spipe_search::{Machine, Refused, Remedy, remedies};
 use std::cell::Cell;
 
 fn with_problem<T>(
@@ -160,20 +160,19 @@ fn a_remedy_suffices_and_a_smaller_one_does_not() {
     };
     cases(700, |instance, workload, systems| {
         let model = &instance.model;
+        let machine = Machine::from(instance.hardware.clone());
         let there = exists((model, &instance.hardware), (workload, systems));
-        let fit = |hardware: &Hardware, workload: &Workload, systems: &[System]| {
-            Some(with_problem((model, hardware), (workload, systems), |problem| matches!(fits(problem), Fit::Found(_))))
+        let fit = |machine: &Machine, workload: &Workload, systems: &[System]| {
+            Some(with_problem((model, machine.hardware()), (workload, systems), |problem| {
+                matches!(fits(problem), Fit::Found(_))
+            }))
         };
-        prop_assert_eq!(
-            fit(&instance.hardware, workload, systems),
-            Some(there),
-            "one search finds a plan, one does not"
-        );
+        prop_assert_eq!(fit(&machine, workload, systems), Some(there), "one search finds a plan, one does not");
         let found = with_problem((model, &instance.hardware), (workload, systems), fits);
         if let Fit::Found(placement) = &found {
             prop_assert!(check(&instance.context(), placement).is_ok());
         }
-        let refused = Refused { hardware: &instance.hardware, workloads: &[*workload], systems };
+        let refused = Refused { machine: &machine, workloads: &[*workload], systems };
         let found = remedies(&refused, &fit);
         if there {
             prop_assert_eq!(found, []);

@@ -55,7 +55,8 @@ pub struct TrainFile {
     pub global_batch: Option<u64>,
     /// The data type of parameters and activations; bf16 if absent.
     pub precision: Option<Precision>,
-    /// The engine that executes it: a runtime file, or the name of a shipped one; spipe's own if absent.
+    /// The engine that executes it: a runtime file, or the name of a shipped one; if absent, for each system the one that
+    /// trains it there.
     pub runtime: Option<String>,
     /// Padding, packing and lengths of its sequences. `tokens` are those that count.
     #[serde(default, skip_serializing_if = "DataShape::is_plain")]

@@ -31,6 +31,12 @@ pub struct Planned {
     /// The engines that run the plan; none if it was not asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub engines: Option<Vec<String>>,
+    /// The runtime whose constants predicted the plan; none in plans of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runtime: Option<String>,
+    /// Whether these were never compared with measured runs of the system.
+    #[serde(default)]
+    pub estimate: bool,
 }
 
 /// The answer for one training on one machine.

@@ -48,6 +48,8 @@ impl Judge for Formula {
             head_room_bytes: BTreeMap::new(),
             peak_bytes: BTreeMap::new(),
             engines: None,
+            runtime: None,
+            estimate: false,
         }))
     }
 

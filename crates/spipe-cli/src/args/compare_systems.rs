@@ -50,7 +50,7 @@ pub struct CompareSystems {
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<super::Devices>,
     /// Runtime that executes the plans: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
-    /// megatron, deepspeed) or a file; spipe if not given
+    /// megatron, deepspeed) or a file; by default, for each system, the one that trains it on this machine
     #[arg(long)]
     pub runtime: Option<String>,
     /// The systems to compare, separated by commas; all, and the baseline `data-parallel`, if not given

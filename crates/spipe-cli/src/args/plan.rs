@@ -73,7 +73,7 @@ pub struct Plan {
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<Devices>,
     /// Runtime that executes the plan: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
-    /// megatron, deepspeed) or a file; by default the one that runs the system on this machine
+    /// megatron, deepspeed) or a file; by default, for each system, the one that trains it on this machine
     #[arg(long)]
     pub runtime: Option<String>,
     /// Leave this share of each memory free, such as 10%

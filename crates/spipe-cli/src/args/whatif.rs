@@ -104,7 +104,8 @@ pub struct WhatifSweep {
     /// The files and the day
     #[command(flatten)]
     pub source: CatalogueSource,
-    /// The engine that executes it: a runtime file or the name of a shipped one; spipe's own if not given
+    /// The engine that executes it: a runtime file or the name of a shipped one; by default, for each system,
+    /// the one that trains it there
     #[arg(long)]
     pub runtime: Option<String>,
     /// The currency of results; that of the budget if not given

@@ -46,11 +46,11 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let plot = what.plot.as_deref().map(report::fill::Plot::open).transpose()?;
     let task = Task::new(what)?;
     let Chosen { pinned, systems, .. } = task::conditions(what, &task)?;
-    let task = task.under(what, &systems)?;
+    let machine = task.machine(what)?;
     task::idle(what, given, (&task, &systems))?;
     let question = Question {
         model: Arc::new(task.model),
-        hardware: Arc::new(task.hardware),
+        machine,
         template: task.template,
         global_batch: task.global_batch,
         microbatch: pinned.microbatch,
@@ -109,8 +109,7 @@ fn request(
     (question, solved): (Question, Option<&Largest>),
     start: Option<Placement>,
 ) -> Result<Request, Failure> {
-    let Question { model, hardware, template, global_batch, microbatch, systems, pins, time_limit, spelling } =
-        question;
+    let Question { model, machine, template, global_batch, microbatch, systems, pins, time_limit, spelling } = question;
     let (model, template, global_batch, microbatch) = match solved {
         Some(found) => (Arc::clone(&found.model), found.template, found.global_batch, found.microbatch.clone()),
         None => (model, template, global_batch, microbatch),
@@ -128,10 +127,10 @@ fn request(
         pins,
         start,
         hint: !what.no_hint,
-        drive_for: drives(what, &hardware)?,
+        drive_for: drives(what, machine.hardware())?,
         drives: true,
         spelling,
-        ..Request::new(model, hardware, workloads)
+        ..Request::new(model, machine, workloads)
     })
 }
 

@@ -13,6 +13,7 @@ use crate::{
 };
 use spipe_cost::Mode;
 use spipe_exec::{Binding, Executor, Schedule, StepSettings};
+use spipe_hardware::Runtime;
 use spipe_trace::Trace;
 
 /// The options of training.
@@ -93,9 +94,13 @@ fn is_gpu(run: &Run<'_>, binding: &Binding) -> bool {
     computes && matches!(binding.executor, Executor::Cuda { .. } | Executor::Wgpu { .. })
 }
 
-/// Says how far a run was from its prediction, and where it was late.
+/// Says how far a run was from what the constants of its own runtime predict, and where it was late. The plan may
+/// have been predicted with those of another engine.
 fn tell_lateness(run: &Run<'_>, measured: &Trace, path: &str) {
-    let predicted = spipe_sim::simulate(run.program, &spipe_sim::Options::default()).trace;
+    let own = run.plan.under(Runtime::default()).ok();
+    let program = own.and_then(|plan| spipe_search::program(&plan).ok());
+    let program = program.as_ref().unwrap_or(run.program);
+    let predicted = spipe_sim::simulate(program, &spipe_sim::Options::default()).trace;
     let commands = engines::commands(run.plan, path);
     let export = commands.iter().find(|found| found.engine != engines::RUN);
     match verdict(&predicted, measured, export.map(|found| found.command.as_str())) {

@@ -89,6 +89,7 @@ struct SimulationOutput {
     format_version: u32,
     status: &'static str,
     runtime: String,
+    estimate: bool,
     iteration_ms: f64,
     tokens_per_second: Option<f64>,
     bubble_fraction: f64,
@@ -121,6 +122,7 @@ fn data((plan, simulation): (&Plan, &Simulation), actions: usize, remarks: &[Dia
             Status::OutOfMemory(_) => "out-of-memory",
         },
         runtime: plan.context().hardware.runtime().name().into(),
+        estimate: plan.is_estimate(),
         iteration_ms: metrics.iteration.to_ms(),
         // A simulation that ends early has no rate.
         tokens_per_second: metrics.tokens_per_second.filter(|_| trace.status == Status::Ok),

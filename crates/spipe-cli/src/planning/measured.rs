@@ -79,7 +79,7 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         .refuse()?;
     let task = Task::on(&what, model, hardware)?;
     let Chosen { pinned, systems, .. } = task::conditions(&what, &task)?;
-    let task = task.under_unfitted(&what, &systems, runtime)?;
+    let machine = task.unfitted(&what, runtime)?;
     task::idle(&what, &given, (&task, &systems))?;
     let workloads = workloads(task.template, task.global_batch, &pinned.microbatch)?;
     let found = search(&Request {
@@ -90,7 +90,7 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
         pins: pinned.pins,
         effort: what.effort.map(Into::into),
         spelling: OPTIONS,
-        ..Request::new(task.model, task.hardware, workloads)
+        ..Request::new(task.model, machine, workloads)
     })?;
     Ok(Work::Planned(Box::new(found.plan)))
 }

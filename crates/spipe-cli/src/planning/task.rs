@@ -13,11 +13,12 @@ use spipe_cost::{DataShape, Mode, Workload};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Attention, Model, Operations};
 use spipe_plan::{Placement, System};
-use spipe_search::{Chosen, Conditions, Words, attends};
+use spipe_search::{Chosen, Conditions, Machine, Words, attends};
 
 /// The model, machine and workload to plan for.
 pub struct Task {
     pub model: Model,
+    /// The machine, before a runtime is chosen; that of a plan to start from is under the plan's.
     pub hardware: Hardware,
     /// The workload, apart from the sizes of microbatches.
     pub template: Workload,
@@ -32,15 +33,9 @@ impl Task {
         if let Some(path) = &what.improve {
             let plan = input::plan(path)?;
             let context = plan.context();
-            let runtime = what.runtime.as_deref().map(input::runtime).transpose()?;
-            let hardware = context.hardware.clone();
-            let hardware = match runtime {
-                Some(runtime) => input::under(hardware, runtime)?,
-                None => hardware,
-            };
             return Ok(Self {
                 model: context.model.clone(),
-                hardware: roomy(hardware, what)?,
+                hardware: context.hardware.clone(),
                 template: *context.workload(),
                 global_batch: context.workload().global_batch(),
                 start: Some(plan.placement().clone()),
@@ -84,29 +79,22 @@ impl Task {
         Ok(Self { model, hardware, template, global_batch, start: None })
     }
 
-    /// The same task on the machine as its runtime finds it, with the constants that the machine was
-    /// fitted to have under it.
-    pub fn under(self, what: &args::Plan, systems: &[System]) -> Result<Self, Failure> {
-        if self.start.is_some() {
-            return Ok(self);
-        }
-        let runtime = input::runtime_for(what.runtime.as_deref(), systems, &self.hardware)?;
-        Ok(Self { hardware: roomy(input::under(self.hardware, runtime)?, what)?, ..self })
+    /// The machine under the runtime of the options or of the plan to start from, or under the default of each
+    /// system.
+    pub fn machine(&self, what: &args::Plan) -> Result<Machine, Failure> {
+        let runtime = what.runtime.as_deref().map(input::runtime).transpose()?;
+        let machine = match (&runtime, &self.start) {
+            (None, Some(start)) => Machine::of_plan(&self.hardware, start.system, self.template.mode)?,
+            _ => Machine::new(&self.hardware, runtime.as_ref(), self.template.mode)?,
+        };
+        roomy(&machine, what)
     }
 
-    /// The same task on the machine as `runtime` finds it, or that of the options; constants that were
-    /// fitted before are not used.
-    pub fn under_unfitted(
-        self,
-        what: &args::Plan,
-        systems: &[System],
-        runtime: Option<Runtime>,
-    ) -> Result<Self, Failure> {
-        let runtime = match runtime {
-            Some(runtime) => runtime,
-            None => input::runtime_for(what.runtime.as_deref(), systems, &self.hardware)?,
-        };
-        Ok(Self { hardware: roomy(self.hardware.under(runtime), what)?, ..self })
+    /// The same under `runtime`, if there is one; constants that were fitted before are not used.
+    pub fn unfitted(&self, what: &args::Plan, runtime: Option<Runtime>) -> Result<Machine, Failure> {
+        let named = || what.runtime.as_deref().map(input::runtime).transpose();
+        let runtime = runtime.map_or_else(named, |runtime| Ok(Some(runtime)))?;
+        roomy(&Machine::unfitted(&self.hardware, runtime.as_ref(), self.template.mode)?, what)
     }
 }
 
@@ -123,11 +111,11 @@ pub fn conditions(what: &args::Plan, task: &Task) -> Result<Chosen, Failure> {
 }
 
 /// The machine with the head-room that was asked for.
-fn roomy(hardware: Hardware, what: &args::Plan) -> Result<Hardware, Failure> {
-    let Some(given) = &what.head_room else { return Ok(hardware) };
+fn roomy(machine: &Machine, what: &args::Plan) -> Result<Machine, Failure> {
+    let Some(given) = &what.head_room else { return Ok(machine.clone()) };
     let share = input::fraction(given)?;
     if share < 1.0 {
-        return Ok(hardware.with_head_room(share));
+        return machine.changed(|hardware| Ok(hardware.clone().with_head_room(share)));
     }
     Err(Failure::argument("the head-room is all of the memory", "leave less, such as 10%"))
 }

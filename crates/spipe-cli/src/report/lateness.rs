@@ -22,7 +22,7 @@ pub fn verdict(predicted: &Trace, measured: &Trace, export: Option<&str>) -> Opt
     let longer = after / before - 1.0;
     let word = if longer < 0.0 { "shorter" } else { "longer" };
     let said = format!(
-        "an iteration took {:.3}, {} {word} than the predicted {:.3}",
+        "an iteration took {:.3}, {} {word} than the {:.3} predicted for `spipe run`",
         comparison.iteration.measured,
         percent(longer.abs()),
         comparison.iteration.predicted
@@ -98,11 +98,15 @@ mod tests {
         let said = |measured: u64| verdict(&trace(100, [90, 40]), &trace(measured, [95, 40]), None).unwrap();
         assert_eq!(
             said(120),
-            Verdict::Near("an iteration took 120.000 ms, 20.0 % longer than the predicted 100.000 ms".into())
+            Verdict::Near(
+                "an iteration took 120.000 ms, 20.0 % longer than the 100.000 ms predicted for `spipe run`".into()
+            )
         );
         assert_eq!(
             said(80),
-            Verdict::Near("an iteration took 80.000 ms, 20.0 % shorter than the predicted 100.000 ms".into())
+            Verdict::Near(
+                "an iteration took 80.000 ms, 20.0 % shorter than the 100.000 ms predicted for `spipe run`".into()
+            )
         );
         assert_eq!(verdict(&trace(0, [0, 0]), &trace(80, [1, 1]), None), None);
     }
@@ -116,7 +120,7 @@ mod tests {
         };
         assert_eq!(
             late([100, 390], Some(command)),
-            "warning: an iteration took 400.000 ms, 300.0 % longer than the predicted 100.000 ms: `gpu0.h2d` was busy for 350.0 ms more, \
+            "warning: an iteration took 400.000 ms, 300.0 % longer than the 100.000 ms predicted for `spipe run`: `gpu0.h2d` was busy for 350.0 ms more, \
              `gpu0.compute` was busy for 10.0 ms more\nhint: `spipe export torch plan.json -o FOLDER` exports the plan to another engine"
         );
         let said = late([90, 41], None);

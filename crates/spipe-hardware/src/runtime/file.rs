@@ -40,6 +40,10 @@ pub struct RuntimeFile {
     /// The measured runs from which constants were fitted, by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fitted_from: Vec<String>,
+    /// The systems of which runs on GPUs were measured and compared with predictions of these constants. Plans of
+    /// other systems are marked as estimates.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub measured_systems: Vec<String>,
 }
 
 /// The host's share of the work of a GPU.

@@ -132,6 +132,14 @@ impl Runtime {
         &self.file.name
     }
 
+    /// Whether predictions of this system were compared with measured runs, or need no constants beside those of the
+    /// machine's profile.
+    pub fn is_measured_for(&self, system: &str) -> bool {
+        let RuntimeFile { host, kernels, efficiency, memory, .. } = &self.file;
+        let adds_nothing = host.is_none() && kernels.is_none() && efficiency.is_none() && memory.is_none();
+        adds_nothing || self.file.measured_systems.iter().any(|measured| measured == system)
+    }
+
     /// Returns the value of `constant`, in seconds or as a factor.
     pub fn constant(&self, constant: Constant) -> f64 {
         let host = self.file.host.as_ref();

@@ -199,6 +199,8 @@ pub enum PlanError {
         examined: usize,
         /// Whether the time limit or the stop signal ended the search.
         stopped: bool,
+        /// The results by system, where several were considered.
+        considered: Vec<Considered>,
     },
     /// The time limit or the stop signal ended the search before there was a plan.
     #[error("the search stopped before it had found a plan; {examined} placements were simulated")]

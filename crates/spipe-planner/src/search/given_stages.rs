@@ -46,7 +46,7 @@ pub fn plan_stages(problem: &Problem<'_>) -> Result<Solution, PlanError> {
         let (best, more) = refine(problem, &costs, &deadline, (best, problem.most_refinements()));
         let (examined, stopped) = (starts.len() + more, deadline.was_truncated());
         if problem.options.incumbent.is_some_and(|incumbent| incumbent <= best.0) {
-            return Err(PlanError::NothingBetter { bound, examined, stopped });
+            return Err(PlanError::NothingBetter { bound, examined, stopped, considered: Vec::new() });
         }
         let solution = Solution::new(best, bound, OutcomeStatus::Feasible);
         let status = status(solution.gap <= problem.options.gap, stopped);

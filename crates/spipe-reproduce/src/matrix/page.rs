@@ -31,7 +31,9 @@ fn method() -> String {
         "# The planner beside its baselines\n\n\
          `spipe reproduce planner -o reports` plans every shipped model on every shipped machine: training, microbatches of one \
          sequence of at most {TOKENS} tokens, two microbatches per GPU and at least 8, bf16 where the GPUs have it, otherwise fp16, \
-         {} s for each planner on one thread, or {} s for each GPU where that is more. All times are of simulated iterations.\n\n\
+         {} s for each planner on one thread, or {} s for each GPU where that is more. All times are of simulated iterations. \
+         All are planned under the runtime `spipe`, which adds nothing to the machine's rates, so that plans differ by their planner \
+         alone.\n\n\
          - **gap**: (our iteration − the proven lower bound) ÷ our iteration. No placement of the systems considered, with any number \
          of stages on a device, is faster by more than that.\n\
          - **gain**: the iteration of the best baseline ÷ ours. *greedy* fills GPUs in order, *dp* balances stages by dynamic \

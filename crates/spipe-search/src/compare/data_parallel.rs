@@ -40,6 +40,7 @@ fn priced((model, hardware): (&Arc<Model>, &Arc<Hardware>), workload: &Workload,
         link_bytes: links,
         utilisation: utilisation((model, hardware), workload, seconds),
         microbatch: Some(workload.microbatch),
+        runtime: Some(hardware.runtime().name().into()),
         ..Compared::baseline(Status::Feasible, ESTIMATE.into())
     }
 }

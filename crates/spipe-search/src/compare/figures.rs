@@ -50,6 +50,10 @@ pub struct Compared {
     pub utilisation: Option<f64>,
     /// Sequences per microbatch.
     pub microbatch: Option<u64>,
+    /// The runtime whose constants predicted the figures.
+    pub runtime: Option<String>,
+    /// Whether these were never compared with measured runs of the system.
+    pub estimate: bool,
     /// The bytes over links between GPUs and hosts, both ways together.
     #[serde(skip)]
     pub host_traffic: Option<Bytes>,
@@ -73,6 +77,8 @@ impl Compared {
             link_bytes: BTreeMap::new(),
             utilisation: None,
             microbatch: None,
+            runtime: None,
+            estimate: false,
             host_traffic: None,
             trace: None,
         }
@@ -116,6 +122,8 @@ impl Compared {
             link_bytes: links,
             utilisation: utilisation((context.model, context.hardware), context.workload(), iteration),
             microbatch: Some(context.workload().microbatch),
+            runtime: Some(context.hardware.runtime().name().into()),
+            estimate: plan.is_estimate(),
             trace: Some(trace),
             ..Self::bare(system, Status::Feasible, None)
         }

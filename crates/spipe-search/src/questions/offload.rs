@@ -1,10 +1,11 @@
 //! Whether a plan needs the host: what it keeps there, and whether the GPUs alone would do.
 
-use crate::{request::Request, search::fits::fits, setting::Setting};
+use crate::{request::Request, search::fits::fits};
 use spipe_cost::Mode;
+use spipe_hardware::Hardware;
 use spipe_plan::{Plan, Stage, System, Weights};
 use spipe_planner::{Fit, Options};
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 /// The systems that keep everything on GPUs where the host gives no help.
 const ON_GPUS: [System; 4] = [System::GpuOnly, System::Checkpointing, System::Gpipe, System::OneForwardOneBackward];
@@ -37,16 +38,16 @@ pub fn sentence(request: &Request, plan: &Plan) -> String {
 
 /// Whether the GPUs hold the model without the host.
 fn without(request: &Request) -> Fit {
-    let gpus = request.hardware.devices().iter().filter(|device| device.is_gpu());
+    let gpus = request.machine.hardware().devices().iter().filter(|device| device.is_gpu());
     let names: Vec<String> = gpus.map(|device| device.name.clone()).collect();
     // A machine without GPUs is left as it is.
-    let part = if names.is_empty() { Ok((*request.hardware).clone()) } else { request.hardware.restricted_to(&names) };
-    let Ok(hardware) = part.map(Arc::new) else { return Fit::Never };
+    let part =
+        |hardware: &Hardware| if names.is_empty() { Ok(hardware.clone()) } else { hardware.restricted_to(&names) };
+    let Ok(machine) = request.machine.changed(part) else { return Fit::Never };
     let mut best = Fit::Never;
     for workload in &request.workloads {
-        let Ok(setting) = Setting::new(&request.model, &hardware, workload) else { continue };
         let options = Options { time_limit: LIMIT, host_help: false, ..Options::default() };
-        match fits(&setting, &ON_GPUS, options) {
+        match fits((&request.model, &machine), (workload, &ON_GPUS), &options) {
             Fit::Never => {}
             found @ Fit::Found(_) => return found,
             Fit::NotFound | Fit::Late => best = Fit::NotFound,

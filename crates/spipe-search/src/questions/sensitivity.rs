@@ -2,7 +2,7 @@
 
 use crate::{
     error::SearchError,
-    request::Request,
+    request::{Request, machine::Machine},
     search::{
         found::{End, Found, gap},
         search,
@@ -11,10 +11,9 @@ use crate::{
 };
 use spipe_base::{Bytes, BytesPerSecond, FlopsPerSecond, ParamsPerSecond, SimTime};
 use spipe_cost::Workload;
-use spipe_hardware::{Hardware, HardwareFile};
+use spipe_hardware::HardwareFile;
 use spipe_plan::{Gain, Outcome, Placement, Plan};
 use spipe_planner::Solution;
-use std::sync::Arc;
 
 /// The enlargement of a resource, as a fraction.
 const MORE: f64 = 0.1;
@@ -87,37 +86,39 @@ fn flops(file: &mut HardwareFile) {
 /// A larger machine is not valid.
 pub fn with_gains(request: &Request, found: Found) -> Result<Found, SearchError> {
     let larger = RESOURCES.iter().map(|(_, change)| {
-        let mut file = request.hardware.file().clone();
-        change(&mut file);
-        request.hardware.changed(file).map(Arc::new)
+        request.machine.changed(|hardware| {
+            let mut file = hardware.file().clone();
+            change(&mut file);
+            hardware.changed(file)
+        })
     });
-    let larger: Vec<Arc<Hardware>> = larger.collect::<Result<_, _>>()?;
+    let larger: Vec<Machine> = larger.collect::<Result<_, _>>()?;
     let start = Some(found.solution.placement.clone());
-    let again = |hardware: &Arc<Hardware>| {
-        let hardware = Arc::clone(hardware);
-        search(&Request { hardware, start: start.clone(), watch: None, hint: false, ..request.clone() }).ok()
+    let again = |machine: &Machine| {
+        let machine = machine.clone();
+        search(&Request { machine, start: start.clone(), watch: None, hint: false, ..request.clone() }).ok()
     };
     let plan = |found: &Found| (*found.plan.context().workload(), found.solution.placement.clone());
     let plans: Vec<(Workload, Placement)> =
         std::iter::once(plan(&found)).chain(larger.iter().filter_map(again).map(|found| plan(&found))).collect();
-    let fastest = |hardware: &Arc<Hardware>| {
-        let iteration = |(workload, placement): &(Workload, Placement)| time(request, hardware, workload, placement);
+    let fastest = |machine: &Machine| {
+        let iteration = |(workload, placement): &(Workload, Placement)| time(request, machine, workload, placement);
         let timed = plans.iter().enumerate().filter_map(|(index, plan)| Some((iteration(plan)?, index)));
         timed.min()
     };
-    let found = match fastest(&request.hardware) {
+    let found = match fastest(&request.machine) {
         Some((simulated, index)) if simulated < found.solution.simulated => {
             let (workload, placement) = plans[index].clone();
             let bound = found.solution.bound.min(simulated);
             let gap = gap(simulated, bound);
             let solution = Solution { placement, simulated, bound, gap, ..found.solution };
-            Found::new(request, &request.hardware, workload, End { solution, ended: found.ended, fastest: None })?
+            Found::new(request, &request.machine, workload, End { solution, ended: found.ended, fastest: None })?
         }
         _ => found,
     };
     let before = found.solution.simulated;
-    let gain = |((name, _), hardware): (&Resource, &Arc<Hardware>)| {
-        let after = fastest(hardware).map_or(before, |(time, _)| time.min(before));
+    let gain = |((name, _), machine): (&Resource, &Machine)| {
+        let after = fastest(machine).map_or(before, |(time, _)| time.min(before));
         Gain {
             resource: (*name).into(),
             more: MORE,
@@ -132,6 +133,7 @@ pub fn with_gains(request: &Request, found: Found) -> Result<Found, SearchError>
 }
 
 /// The simulated iteration of a placement that is accepted and runs on a machine.
-fn time(request: &Request, hardware: &Arc<Hardware>, workload: &Workload, placement: &Placement) -> Option<SimTime> {
-    Setting::new(&request.model, hardware, workload).ok()?.evaluator().checked_iteration(placement)
+fn time(request: &Request, machine: &Machine, workload: &Workload, placement: &Placement) -> Option<SimTime> {
+    let setting = Setting::new(&request.model, machine.of(placement.system), workload).ok()?;
+    setting.evaluator().checked_iteration(placement)
 }

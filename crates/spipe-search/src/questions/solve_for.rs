@@ -3,14 +3,13 @@
 use crate::{
     error::SearchError,
     request::{
+        machine::Machine,
         spelling::Spelling,
         workloads::{reads_images, workloads},
     },
     search::fits::fits,
-    setting::Setting,
 };
 use spipe_cost::{MOST_TOKENS, Workload};
-use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::System;
 use spipe_planner::{Fit, Options, Pins};
@@ -52,7 +51,7 @@ pub struct Question {
     /// The model.
     pub model: Arc<Model>,
     /// The machine.
-    pub hardware: Arc<Hardware>,
+    pub machine: Machine,
     /// The workload, apart from the sizes of microbatches.
     pub template: Workload,
     /// Sequences per iteration.
@@ -137,7 +136,7 @@ pub fn largest(question: &Question, unknown: Unknown) -> Result<Largest, SearchE
         }
         Unknown::GlobalBatch => {
             let size = question.microbatch.parse::<u64>().unwrap_or(1).max(1);
-            let gpus = question.hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+            let gpus = question.machine.hardware().devices().iter().filter(|device| device.is_gpu()).count() as u64;
             let (count, unlimited) = steps((LARGEST_COUNT / size).max(1), gpus.max(1), |count| fits(count * size))?;
             (count.map(|count| count * size), unlimited)
         }
@@ -190,9 +189,9 @@ fn with(question: &Question, unknown: Unknown, value: u64) -> Result<Largest, Se
 fn best_fit(question: &Question, model: &Arc<Model>, sizes: &[Workload]) -> Fit {
     let mut best = Fit::Never;
     for workload in sizes {
-        let Ok(setting) = Setting::new(model, &question.hardware, workload) else { continue };
         let (pins, time_limit) = (question.pins.clone(), question.time_limit);
-        match fits(&setting, &question.systems, Options { pins, time_limit, ..Options::default() }) {
+        let options = Options { pins, time_limit, ..Options::default() };
+        match fits((model, &question.machine), (workload, &question.systems), &options) {
             Fit::Never => {}
             Fit::NotFound | Fit::Late => best = Fit::NotFound,
             found @ Fit::Found(_) => return found,

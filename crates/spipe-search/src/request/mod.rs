@@ -4,11 +4,13 @@
 //! workloads   a batch in equal microbatches      systems    the systems by name
 //! pins        conditions in words                layout     conditions in Megatron's notation, and both together
 //! drives      the drives that are named          watch      the record of a running search
-//! runtimes    what executes a plan               spelling   the words for settings in messages
+//! machine     the machine under the runtimes     runtimes   what executes a plan by default
+//! spelling    the words for settings in messages
 //! ```
 
 pub mod drives;
 pub mod layout;
+pub mod machine;
 pub mod pins;
 pub mod runtimes;
 pub mod spelling;
@@ -17,9 +19,9 @@ pub mod watch;
 pub mod workloads;
 
 use drives::DriveFor;
+use machine::Machine;
 use spelling::Spelling;
 use spipe_cost::Workload;
-use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Placement, System};
 use spipe_planner::{Effort, Pins};
@@ -44,7 +46,7 @@ pub struct Request {
     /// The model to train or to run.
     pub model: Arc<Model>,
     /// The machine.
-    pub hardware: Arc<Hardware>,
+    pub machine: Machine,
     /// The sizes of microbatches to try, with the workload of each.
     pub workloads: Vec<Workload>,
     /// The systems that are allowed.
@@ -82,10 +84,10 @@ pub struct Request {
 impl Request {
     /// A search over the systems that train with the same losses as a single device, on one thread, without pins,
     /// remedies and drives.
-    pub fn new(model: impl Into<Arc<Model>>, hardware: impl Into<Arc<Hardware>>, workloads: Vec<Workload>) -> Self {
+    pub fn new(model: impl Into<Arc<Model>>, machine: impl Into<Machine>, workloads: Vec<Workload>) -> Self {
         Self {
             model: model.into(),
-            hardware: hardware.into(),
+            machine: machine.into(),
             workloads,
             systems: systems::current(),
             planner: PLANNER.into(),

@@ -2,8 +2,12 @@
 
 use crate::error::SearchError;
 use spipe_base::Diagnostic;
+use spipe_cost::Mode;
 use spipe_hardware::{Hardware, Provenance, Runtime};
 use spipe_plan::System;
+
+/// The name of the runtime of this program's executor.
+const OWN: &str = "spipe";
 
 /// The machine as `runtime` finds it, with the constants that it was fitted to have under it.
 ///
@@ -18,12 +22,12 @@ pub fn under(hardware: Hardware, runtime: Runtime) -> Result<Hardware, SearchErr
     Ok(hardware.under(fitted))
 }
 
-/// The shipped runtime that executes `systems` on `hardware`: the framework to which all of them belong, if the machine's
-/// GPUs are real and were not measured by this program.
-pub fn framework(systems: &[System], hardware: &Hardware) -> Option<&'static str> {
-    let mut frameworks = systems.iter().map(|system| system.framework());
-    let first = frameworks.next().flatten();
-    first.filter(|_| frameworks.all(|other| other == first) && has_foreign_gpus(hardware))
+/// The name of the shipped runtime under which a system is planned where none is named: on GPUs that this program has not
+/// measured, the framework's that trains the system there. On cores, on emulated GPUs and on measured ones it is this
+/// program's own, and in inference, which frameworks do not take over.
+pub fn default_runtime(system: System, hardware: &Hardware, mode: Mode) -> &'static str {
+    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
+    if mode == Mode::Train && has_foreign_gpus(hardware) { system.framework(gpus) } else { OWN }
 }
 
 /// Whether a machine has GPUs, none of them emulated or measured by this program.

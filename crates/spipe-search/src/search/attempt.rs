@@ -1,24 +1,23 @@
-//! The search over the sizes of microbatches, without remedies.
+//! The search over its cases, the sizes of microbatches under each runtime, without remedies.
 
 use super::{
     by_layer,
+    cases::{Case, ROUNDING, Results},
     drives::{self, Moved, OnDrives, RefusedOnDrives},
     found::{End, Ended, Found, gap},
     readable, refusal,
-    sizes::{ROUNDING, Sizes},
     watched::Watched,
 };
 use crate::{error::SearchError, request::Request, setting::Setting};
 use spipe_base::{Diagnostic, SimTime};
-use spipe_cost::Workload;
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
 use spipe_planner::{Claim, Effort, Options, PlanError, Planner, Problem, Solution};
 use std::{
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
-/// The part of the time limit that the short searches over all sizes take together: each takes the
+/// The part of the time limit that the short searches over all cases take together: each takes the
 /// same part of the time that the searches before it have left.
 const SHORT: u32 = 3;
 
@@ -30,21 +29,23 @@ const SEARCHING: u32 = 90;
 /// planners poll the clock between steps.
 const NEARLY: u32 = 50;
 
-/// The quarters of the remaining time that go to the size with the fastest plan, while other sizes
+/// The quarters of the remaining time that go to the case with the fastest plan, while other cases
 /// may have a faster one.
 const FASTEST: u32 = 3;
 
-/// The plan with the fastest simulated iteration over all sizes of microbatches.
+/// The plan with the fastest simulated iteration over all cases: each size of microbatches under each runtime.
 ///
-/// At an effort, each size is searched once ([`Search::with_effort`]). Otherwise:
+/// At an effort, each case is searched once ([`Search::with_effort`]). Otherwise:
 ///
-/// 1. Each size is searched at low effort without local search, and the best of them with it, which
+/// 1. Each case is searched at low effort without local search, and the best of them with it, which
 ///    gives a plan at once.
-/// 2. Each size is searched for a short time.
-/// 3. The sizes whose search was cut short, and whose bound leaves room for a faster plan, are
+/// 2. Each case is searched for a short time.
+/// 3. The cases whose search was cut short, and whose bound leaves room for a faster plan, are
 ///    searched again, the one with the fastest plan first. Each takes three quarters of the
 ///    remaining time, the last one all of it.
-/// 4. Time that is left goes to the size with the fastest plan, starting from that plan.
+/// 4. Time that is left goes to the case with the fastest plan, starting from that plan.
+///
+/// A plan of one case bounds the searches of all others.
 ///
 /// Where no plan fits the memories, and the machine has drives, optimizer state may be on them.
 /// Activations are on drives that are named only.
@@ -63,12 +64,12 @@ pub fn attempt(request: &Request) -> Result<Found, Unsuccessful> {
         return Err(Unsuccessful::Refused(refused));
     };
     let closest = RefusedOnDrives::default();
-    let on_drives = OnDrives { machine: &request.hardware, named, refused: &closest };
-    let roomy = Request { hardware: Arc::new(roomy), systems, start: None, ..request.clone() };
+    let on_drives = OnDrives { machine: &request.machine, named, refused: &closest };
+    let roomy = Request { machine: roomy, systems, start: None, ..request.clone() };
     match in_memory(&roomy, Some(on_drives)) {
         Err(Unsuccessful::Refused(Refused { error, left, settled })) if !named.is_none() => {
             let error = closest.closest().unwrap_or_else(|| match error {
-                error if settled => refusal::with_room(error, &request.hardware, named),
+                error if settled => refusal::with_room(error, request.machine.hardware(), named),
                 error @ PlanError::Infeasible { .. } => error,
                 _ => refusal::no_drive(named, spelling),
             });
@@ -111,29 +112,35 @@ impl From<SearchError> for Unsuccessful {
 /// The plan with the fastest simulated iteration among those that the machine's memories hold.
 fn in_memory(request: &Request, on_drives: Option<OnDrives<'_>>) -> Result<Found, Unsuccessful> {
     let planner = planner(&request.planner)?;
-    let mut search = Search { request, on_drives, planner, start: Instant::now(), sizes: Sizes::default() };
+    let (cases, results) = (Case::all(request), Results::default());
+    let mut search = Search { request, on_drives, planner, start: Instant::now(), cases, results };
     if let Err(error) = enough_in_total(request) {
         return Err(Unsuccessful::Refused(Refused { error, left: search.left(), settled: true }));
     }
-    if !request.systems.iter().any(|system| request.pins.suit(*system)) {
+    if search.cases.is_empty() && !request.workloads.is_empty() {
         return Err(Unsuccessful::Refused(Refused { error: no_pinned(request), left: search.left(), settled: false }));
     }
     if let Some(fault) = refusal::nowhere_to_offload(request) {
         return Err(SearchError::Infeasible(fault).into());
     }
-    search.all_sizes().map_err(|error| refusal::failure(&error, request.spelling))?;
-    search.sizes.keep_start(request);
+    search.all_cases().map_err(|error| refusal::failure(&error, request.spelling))?;
+    search.results.keep_start(request, &search.cases);
     search.conclude()
 }
 
-/// Refuses at once a model that all memories of the machine together cannot hold.
+/// Refuses at once a model that all memories of the machine together cannot hold under any runtime.
 fn enough_in_total(request: &Request) -> Result<(), PlanError> {
-    for workload in request.workloads.iter().take(1) {
+    let Some(workload) = request.workloads.first() else { return Ok(()) };
+    let mut refusals = Vec::new();
+    for (hardware, _) in request.machine.among(&request.systems) {
         // A model without times is refused later.
-        let Ok(setting) = Setting::new(&request.model, &request.hardware, workload) else { continue };
-        spipe_planner::enough_in_total(&setting.context())?;
+        let Ok(setting) = Setting::new(&request.model, &hardware, workload) else { return Ok(()) };
+        match spipe_planner::enough_in_total(&setting.context()) {
+            Ok(()) => return Ok(()),
+            Err(refused) => refusals.push(refused),
+        }
     }
-    Ok(())
+    refusals.into_iter().min_by_key(refusal::missing).map_or(Ok(()), Err)
 }
 
 /// A running search.
@@ -142,7 +149,8 @@ struct Search<'a> {
     on_drives: Option<OnDrives<'a>>,
     planner: &'static Planner,
     start: Instant,
-    sizes: Sizes,
+    cases: Vec<Case>,
+    results: Results,
 }
 
 impl Search<'_> {
@@ -157,67 +165,65 @@ impl Search<'_> {
         self.request.stop.load(Ordering::Relaxed)
     }
 
-    fn all_sizes(&mut self) -> Result<(), PlanError> {
-        let (workloads, given) = (&self.request.workloads, self.request.start.as_ref());
+    fn all_cases(&mut self) -> Result<(), PlanError> {
+        let (cases, given) = (self.cases.clone(), self.request.start.as_ref());
         if let Some(effort) = self.request.effort {
             return self.with_effort(effort);
         }
         if self.planner.claim == Claim::OptimalWithinGap {
             self.with_effort(Effort::Low)?;
         }
-        for (index, workload) in workloads.iter().enumerate() {
-            if !self.sizes.has(workload.microbatch) || self.is_open(workload) {
-                let others = (workloads.len() - index) as u32;
-                let part = if workloads.len() == 1 { 1 } else { SHORT * others };
-                self.size(*workload, (self.left() / part, None), given)?;
+        for (index, case) in cases.iter().enumerate() {
+            if !self.results.has(case) || self.is_open(case) {
+                let others = (cases.len() - index) as u32;
+                let part = if cases.len() == 1 { 1 } else { SHORT * others };
+                self.case(case, (self.left() / part, None), given)?;
             }
         }
-        if workloads.len() == 1 {
+        if cases.len() == 1 {
             return Ok(());
         }
-        let mut again = self.sizes.stopped_at(workloads);
+        let mut again = self.results.stopped_at(&cases);
         again.reverse();
-        while let Some(workload) = again.pop() {
-            if self.is_open(&workload) {
+        while let Some(case) = again.pop() {
+            if self.is_open(&case) {
                 let left = self.left();
                 let limit = if again.is_empty() { left } else { left / 4 * FASTEST };
-                self.size(workload, (limit, None), given)?;
+                self.case(&case, (limit, None), given)?;
             }
         }
-        let best = self.sizes.best.as_ref().map(|(workload, best)| (*workload, best.placement.clone()));
-        if let Some((workload, placement)) = best.filter(|(workload, _)| self.is_open(workload)) {
-            self.size(workload, (self.left(), None), Some(&placement))?;
+        if let Some((case, placement)) = self.results.fastest(&cases).filter(|(case, _)| self.is_open(case)) {
+            self.case(&case, (self.left(), None), Some(&placement))?;
         }
         Ok(())
     }
 
-    /// Searches the sizes at an effort, the one with the least compute time first, and skips those that are not
+    /// Searches the cases at an effort, the one with the least compute time first, and skips those that are not
     /// faster than the best plan by more than the gap even if they only compute. At low effort, local search
     /// starts from the fastest plan alone.
     fn with_effort(&mut self, effort: Effort) -> Result<(), PlanError> {
         let request = self.request;
-        let bound = |workload: &Workload| {
-            Setting::new(&request.model, &request.hardware, workload)
+        let bound = |case: &Case| {
+            Setting::new(&request.model, &case.hardware, &case.workload)
                 .map_or(SimTime::ZERO, |setting| spipe_cost::least_iteration(setting.table(), setting.hardware()))
         };
-        let mut order: Vec<(SimTime, Workload)> =
-            request.workloads.iter().map(|workload| (bound(workload), *workload)).collect();
+        let mut order: Vec<(SimTime, Case)> = self.cases.iter().map(|case| (bound(case), case.clone())).collect();
         order.sort_by_key(|(bound, _)| *bound);
         let several = effort == Effort::Low && order.len() > 1;
-        for (bound, workload) in order {
-            let best = self.sizes.best.as_ref().map(|(_, best)| best.simulated);
+        for (bound, case) in order {
+            let best = self.results.best.as_ref().map(|(_, best)| best.simulated);
             if best.is_some_and(|best| gap(best, bound) <= request.gap) {
-                let nothing = PlanError::NothingBetter { bound, examined: 0, stopped: false };
-                self.sizes.take((workload, false), Err(nothing))?;
+                let (examined, considered) = (0, Vec::new());
+                let nothing = PlanError::NothingBetter { bound, examined, stopped: false, considered };
+                self.results.take((&case, false), Err(nothing))?;
             } else {
                 let options = self.options((self.end_of_steps(), Some(effort)), request.start.as_ref());
                 let refinements = if several { 0 } else { options.refinements };
-                self.size_with(workload, Options { refinements, ..options })?;
+                self.case_with(&case, Options { refinements, ..options })?;
             }
         }
-        let best = self.sizes.best.as_ref().map(|(workload, best)| (*workload, best.placement.clone()));
-        match best.filter(|_| several) {
-            Some((workload, placement)) => self.size(workload, (self.end_of_steps(), Some(effort)), Some(&placement)),
+        match self.results.fastest(&self.cases).filter(|_| several) {
+            Some((case, placement)) => self.case(&case, (self.end_of_steps(), Some(effort)), Some(&placement)),
             None => Ok(()),
         }
     }
@@ -227,22 +233,20 @@ impl Search<'_> {
         if self.request.effort.is_some() { Duration::MAX } else { self.left() }
     }
 
-    /// Whether there is time for another search of a size that may still have a faster plan.
-    fn is_open(&self, workload: &Workload) -> bool {
-        !self.is_interrupted()
-            && self.left() > Duration::ZERO
-            && self.sizes.is_open(workload.microbatch, self.request.gap)
+    /// Whether there is time for another search of a case that may still have a faster plan.
+    fn is_open(&self, case: &Case) -> bool {
+        !self.is_interrupted() && self.left() > Duration::ZERO && self.results.is_open(case, self.request.gap)
     }
 
-    /// Searches one size.
-    fn size(
+    /// Searches one case.
+    fn case(
         &mut self,
-        workload: Workload,
+        case: &Case,
         limits: (Duration, Option<Effort>),
         start: Option<&Placement>,
     ) -> Result<(), PlanError> {
         let options = self.options(limits, start);
-        self.size_with(workload, options)
+        self.case_with(case, options)
     }
 
     fn options(&self, (time_limit, effort): (Duration, Option<Effort>), start: Option<&Placement>) -> Options {
@@ -251,7 +255,7 @@ impl Search<'_> {
             effort,
             gap: self.request.gap,
             threads: self.request.threads,
-            incumbent: self.sizes.best.as_ref().map(|(_, best)| best.simulated),
+            incumbent: self.results.best.as_ref().map(|(_, best)| best.simulated),
             pins: self.request.pins.clone(),
             start: start.cloned(),
             host_help: self.request.host_help,
@@ -259,37 +263,31 @@ impl Search<'_> {
         }
     }
 
-    fn size_with(&mut self, workload: Workload, options: Options) -> Result<(), PlanError> {
+    fn case_with(&mut self, case: &Case, options: Options) -> Result<(), PlanError> {
         let partial = options.effort.is_some() && self.request.effort.is_none();
-        let found = self.one_size(&workload, options);
-        self.sizes.take((workload, partial), found)?;
-        if let Some(watch) = self.request.watch.as_ref().filter(|_| self.sizes.are(self.request.workloads.len())) {
-            watch.bound(self.sizes.bound());
+        let found = self.one_case(case, options);
+        self.results.take((case, partial), found)?;
+        if let Some(watch) = self.request.watch.as_ref().filter(|_| self.results.have(&self.cases)) {
+            watch.bound(self.results.bound());
         }
         Ok(())
     }
 
-    /// The best plan with the bound over all sizes, or why there is none.
+    /// The best plan with the bound over all cases, or why there is none.
     fn conclude(self) -> Result<Found, Unsuccessful> {
         let (request, left) = (self.request, self.left());
-        let Sizes { best, .. } = &self.sizes;
-        let Some((workload, solution)) = best else { return Err(self.refusal(left)) };
+        let Some((workload, solution)) = &self.results.best else { return Err(self.refusal(left)) };
         let (workload, mut solution) = (*workload, solution.clone());
-        // A bound of all systems at this size, perhaps from another search, is one of each system.
-        let of_size = self.sizes.bound_of(workload.microbatch);
-        for considered in &mut solution.considered {
-            let most = considered.simulated.unwrap_or(SimTime::MAX);
-            considered.bound = considered.bound.map(|bound| bound.max(of_size).min(most));
-        }
-        solution.bound = self.sizes.bound().min(solution.simulated);
+        solution.considered = self.results.considered(&self.cases);
+        solution.bound = self.results.bound().min(solution.simulated);
         solution.gap = gap(solution.simulated, solution.bound);
-        let ended = if self.sizes.proven() || solution.gap <= request.gap + ROUNDING {
+        let ended = if self.results.proven() || solution.gap <= request.gap + ROUNDING {
             Ended::Gap(request.gap)
         } else if self.is_interrupted() {
             Ended::Interrupted
         } else if let Some(effort) = request.effort {
             Ended::Effort(effort)
-        } else if self.sizes.stopped() && left <= request.time_limit / NEARLY {
+        } else if self.results.stopped() && left <= request.time_limit / NEARLY {
             Ended::Limit(request.time_limit)
         } else {
             Ended::Exhausted
@@ -300,28 +298,29 @@ impl Search<'_> {
             Ended::Exhausted | Ended::Effort(_) => OutcomeStatus::Feasible,
         };
         if let Some(on_drives) = self.on_drives {
-            return Ok(Found::new(request, on_drives.machine, workload, End { solution, ended, fastest: None })?);
+            let end = End { solution, ended, fastest: None };
+            return Ok(Found::new(request, on_drives.machine, workload, end)?);
         }
         // A heuristic's plan is given as it is.
         let chooses = self.planner.claim == Claim::OptimalWithinGap;
         let (fastest, mut seen) = (solution.simulated, (solution.simulated, workload, solution.placement.clone()));
         let watch = request.watch.as_ref().filter(|_| chooses);
         if let Some(watch) = watch {
-            let limits = (self.sizes.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
+            let limits = (self.results.baseline, request.time_limit.saturating_sub(self.start.elapsed()));
             seen = readable::easiest(request, watch, seen, limits);
         }
         let (simulated, workload, placement) = by_layer::least_memory(request, seen);
         solution.gap = gap(simulated, solution.bound);
         (solution.simulated, solution.placement) = (simulated, placement);
         let fastest = Some(fastest).filter(|fastest| watch.is_some() && *fastest < simulated);
-        Ok(Found::new(request, &request.hardware, workload, End { solution, ended, fastest })?)
+        Ok(Found::new(request, &request.machine, workload, End { solution, ended, fastest })?)
     }
 
-    /// Why no size has a plan, with the time `left`.
+    /// Why no case has a plan, with the time `left`.
     fn refusal(&self, left: Duration) -> Unsuccessful {
         let request = self.request;
         let refused = |error| Unsuccessful::Refused(Refused { error, left, settled: false });
-        match self.sizes.refusal() {
+        match self.results.refusal() {
             None => SearchError::Bug("a search without sizes of microbatches".into()).into(),
             Some(error @ (PlanError::Infeasible { .. } | PlanError::NothingRuns { .. })) => refused(error),
             Some(error @ PlanError::StoppedWithoutPlan { .. })
@@ -340,24 +339,26 @@ impl Search<'_> {
         }
     }
 
-    fn one_size(&self, workload: &Workload, options: Options) -> Result<Solution, PlanError> {
+    fn one_case(&self, case: &Case, options: Options) -> Result<Solution, PlanError> {
         let request = self.request;
         let setting = |hardware| {
-            Setting::new(&request.model, hardware, workload).map_err(|error| PlanError::Infeasible {
+            Setting::new(&request.model, hardware, &case.workload).map_err(|error| PlanError::Infeasible {
                 reason: error.to_string(),
                 hint: "add its times for one of the devices to the model file".into(),
                 missing: None,
                 certain: true,
             })
         };
-        let (searched, watch) = (setting(&request.hardware)?, request.watch.as_deref());
+        let (searched, watch) = (setting(&case.hardware)?, request.watch.as_deref());
+        let (workload, problem) = (case.workload, (searched.context(), case.systems.as_slice()));
         let Some(OnDrives { machine, named, refused }) = self.on_drives else {
-            let evaluator = Watched { evaluator: searched.evaluator(), watch, workload: *workload };
-            return self.solved(searched.context(), options, &evaluator);
+            let evaluator = Watched { evaluator: searched.evaluator(), watch, workload };
+            return self.solved(problem, options, &evaluator);
         };
-        let real = setting(machine)?;
-        let moved = Moved { evaluator: real.evaluator(), named, refused, watch, workload: *workload };
-        let found = self.solved(searched.context(), options, &moved)?;
+        let real = case.systems.first().map_or(machine.hardware(), |system| machine.of(*system));
+        let real = setting(real)?;
+        let moved = Moved { evaluator: real.evaluator(), named, refused, watch, workload };
+        let found = self.solved(problem, options, &moved)?;
         match moved.placement(&found.placement) {
             Some(placement) => Ok(Solution { placement, ..found }),
             None => Err(refused.closest().unwrap_or_else(|| refusal::no_drive(named, request.spelling))),
@@ -366,13 +367,12 @@ impl Search<'_> {
 
     fn solved(
         &self,
-        context: Context<'_>,
+        (context, systems): (Context<'_>, &[System]),
         options: Options,
         evaluator: &dyn spipe_planner::Evaluator,
     ) -> Result<Solution, PlanError> {
         let (request, planner) = (self.request, self.planner);
-        let systems = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
-        let problem = Problem { context, systems, options, evaluator, stop: &request.stop };
+        let problem = Problem { context, systems: systems.to_vec(), options, evaluator, stop: &request.stop };
         if request.pins.given_stages().is_some() {
             spipe_planner::plan_stages(&problem)
         } else if planner.claim == Claim::OptimalWithinGap {

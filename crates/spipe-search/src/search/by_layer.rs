@@ -22,7 +22,9 @@ pub fn least_memory(request: &Request, found: Seen) -> Seen {
     if !placement.stages.iter().all(resident) {
         return found;
     }
-    let Ok(setting) = Setting::new(&request.model, &request.hardware, workload) else { return found };
+    let Ok(setting) = Setting::new(&request.model, request.machine.of(placement.system), workload) else {
+        return found;
+    };
     if beyond_plain_training(&setting.context()).is_none() {
         return found;
     }

@@ -10,7 +10,7 @@
 use super::refusal::missing;
 use crate::{
     evaluator::Evaluator,
-    request::{Request, drives::DriveFor, watch::Watch},
+    request::{Request, drives::DriveFor, machine::Machine, watch::Watch},
     setting::Setting,
 };
 use spipe_base::{Bytes, MemoryId, SimTime};
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 #[derive(Clone, Copy)]
 pub struct OnDrives<'a> {
     /// The machine as it is.
-    pub machine: &'a Arc<Hardware>,
+    pub machine: &'a Machine,
     /// The drives that are named.
     pub named: DriveFor,
     /// The refusals of placements that use them.
@@ -55,8 +55,13 @@ impl RefusedOnDrives {
 
 /// The machine with the room of its drives in its DRAMs, as far as optimizer state, and parameters and
 /// activations for which a drive is named, can fill it. `None` without drives that may be used, and in inference.
-pub fn roomy(request: &Request) -> Option<Hardware> {
-    let (hardware, named, workload) = (&request.hardware, request.drive_for, request.workloads.first()?);
+pub fn roomy(request: &Request) -> Option<Machine> {
+    let with_room = |hardware: &Hardware| with_room(request, hardware).ok_or(());
+    request.machine.changed(with_room).ok()
+}
+
+fn with_room(request: &Request, hardware: &Hardware) -> Option<Hardware> {
+    let (named, workload) = (request.drive_for, request.workloads.first()?);
     let of_kind = |kind| hardware.memories().enumerate().filter(move |(_, memory)| memory.kind == kind);
     let more = [named.parameters, named.activations];
     let allowed = |id: MemoryId| named.state.is_none_or(|on| on == id) || more.contains(&Some(id));
@@ -66,7 +71,7 @@ pub fn roomy(request: &Request) -> Option<Hardware> {
     if !request.drives || idle || room == Bytes::ZERO {
         return None;
     }
-    let setting = Setting::new(&request.model, hardware, workload).ok()?;
+    let setting = Setting::new(&request.model, &Arc::new(hardware.clone()), workload).ok()?;
     let cost = setting.table();
     let devices: Vec<_> = cost.devices().collect();
     let microbatches = if named.activations.is_some() { workload.microbatches } else { 0 };
@@ -76,7 +81,7 @@ pub fn roomy(request: &Request) -> Option<Hardware> {
     let room = room.min(cost.layers().map(most).sum());
     let drams: Vec<_> = of_kind(MemoryKind::Dram).filter(|(_, memory)| memory.pageable_view_of.is_none()).collect();
     let usable: Bytes = drams.iter().map(|(_, memory)| memory.usable()).sum();
-    let mut roomy = (**hardware).clone();
+    let mut roomy = hardware.clone();
     for (id, dram) in drams.iter().filter(|(_, dram)| dram.usable() > Bytes::ZERO) {
         // Runtime and head-room take a share of what is added, too.
         let share = room.as_f64() * dram.capacity.as_f64() / usable.as_f64().max(1.0);

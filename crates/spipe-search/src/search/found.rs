@@ -1,6 +1,10 @@
 //! A plan with the result of its search.
 
-use crate::{error::SearchError, evaluator::Evaluator, request::Request};
+use crate::{
+    error::SearchError,
+    evaluator::Evaluator,
+    request::{Request, machine::Machine},
+};
 use spipe_base::SimTime;
 use spipe_cost::Workload;
 use spipe_fit::Class;
@@ -58,10 +62,11 @@ pub struct End {
 }
 
 impl Found {
-    /// A solution of `request` with its plan on `hardware`, which has the room of drives apart.
-    pub fn new(request: &Request, hardware: &Hardware, workload: Workload, end: End) -> Result<Self, SearchError> {
+    /// A solution of `request` with its plan on `machine`, which has the room of drives apart.
+    pub fn new(request: &Request, machine: &Machine, workload: Workload, end: End) -> Result<Self, SearchError> {
         let End { solution, ended, fastest } = end;
-        let plan = Plan::new((*request.model).clone(), hardware.clone(), workload, solution.placement.clone())?;
+        let hardware = Hardware::clone(machine.of(solution.placement.system));
+        let plan = Plan::new((*request.model).clone(), hardware, workload, solution.placement.clone())?;
         let own = spipe_planner::SYSTEMS.contains(&solution.placement.system)
             || (request.planner == "mobius-mip" && solution.placement.system == System::Mobius);
         let planner = match request.pins.given_stages() {

@@ -1,9 +1,9 @@
-//! The search for a plan over the sizes of microbatches.
+//! The search for a plan over the sizes of microbatches, under each runtime.
 //!
 //! ```text
 //! Request ─► search ─► attempt ─► a planner, with the Evaluator ─► Found
 //!              └─ nothing fits ─► remedies
-//! sizes     the results by size of microbatches     refusal    the planner's errors in words
+//! cases     sizes and runtimes, with their results  refusal    the planner's errors in words
 //! drives    state and activations on drives         watched    the evaluator with a record
 //! by_layer  checkpointing layer by layer            readable   equally good plans that read more easily
 //! fits      whether anything fits
@@ -11,13 +11,13 @@
 
 mod attempt;
 mod by_layer;
+mod cases;
 mod drives;
 pub mod fits;
 pub mod found;
 mod readable;
 mod refusal;
 pub mod remedies;
-mod sizes;
 mod watched;
 
 use crate::{error::SearchError, request::Request};

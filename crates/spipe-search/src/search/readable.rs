@@ -8,6 +8,7 @@ use crate::{
     setting::Setting,
 };
 use spipe_base::SimTime;
+use spipe_plan::System;
 use spipe_planner::{Options, Problem, readable};
 use std::time::Duration;
 
@@ -26,13 +27,15 @@ pub fn easiest(
     let most = SimTime::ns((fastest.0.as_ns() as f64 * (1.0 + WORSE)) as u64);
     let most = baseline.map_or(most, |baseline| most.min(baseline)).max(fastest.0);
     let (simulated, workload, placement) = watch.plans(most).into_iter().next().unwrap_or(fastest);
-    let Ok(setting) = Setting::new(&request.model, &request.hardware, &workload) else {
+    let hardware = request.machine.of(placement.system);
+    let Ok(setting) = Setting::new(&request.model, hardware, &workload) else {
         return (simulated, workload, placement);
     };
     let evaluator = setting.evaluator();
     let pins = request.pins.clone();
     let options = Options { time_limit, effort: request.effort, pins, ..Options::default() };
-    let systems = request.systems.clone();
+    let alike = |system: &&System| std::ptr::eq(request.machine.of(**system), hardware);
+    let systems = request.systems.iter().filter(alike).copied().collect();
     let problem = Problem { context: setting.context(), systems, options, evaluator: &evaluator, stop: &request.stop };
     let (simulated, placement) = readable(&problem, (simulated, placement), most);
     (simulated, workload, placement)

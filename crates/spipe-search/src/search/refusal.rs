@@ -87,7 +87,7 @@ pub fn stopped(request: &Request, examined: usize) -> SearchError {
 /// The fault of pins that offload where no allowed system can: placements of stages offload to the DRAM
 /// of a CPU socket.
 pub fn nowhere_to_offload(request: &Request) -> Option<Diagnostic> {
-    let (words, hardware) = (request.pins.offloading()?, &request.hardware);
+    let (words, hardware) = (request.pins.offloading()?, request.machine.hardware());
     let has_socket = |(id, device): (DeviceId, &Device)| {
         let mut hosts = hardware.host_memories(id).iter();
         device.is_gpu() && hosts.any(|host| hardware.memories()[*host].device.is_some())
@@ -131,6 +131,8 @@ mod tests {
     fn every_error_has_its_kind() {
         let infeasible =
             PlanError::Infeasible { reason: String::new(), hint: String::new(), missing: None, certain: false };
+        let (bound, examined, considered) = (SimTime::ZERO, 1, Vec::new());
+        let nothing_better = PlanError::NothingBetter { bound, examined, stopped: true, considered };
         let kind = |error: &PlanError| match failure(error, Spelling::default()) {
             SearchError::Bug(_) => "bug",
             SearchError::Request(_) => "request",
@@ -141,7 +143,7 @@ mod tests {
         for (error, expected) in [
             (infeasible, "infeasible"),
             (PlanError::NothingRuns { examined: 1 }, "infeasible"),
-            (PlanError::NothingBetter { bound: SimTime::ZERO, examined: 1, stopped: true }, "infeasible"),
+            (nothing_better, "infeasible"),
             (PlanError::StoppedWithoutPlan { examined: 1 }, "stopped"),
             (PlanError::TooLarge { placements: 2, limit: 1 }, "request"),
             (PlanError::NoSystem, "request"),

@@ -51,6 +51,8 @@ pub fn planned(found: &Found, engines: &Engines) -> Result<(Planned, Trace), Sea
         head_room_bytes: room.collect(),
         peak_bytes: peaks,
         engines: Some(engines(&found.plan, &program)),
+        runtime: Some(context.hardware.runtime().name().into()),
+        estimate: found.plan.is_estimate(),
         shares,
     };
     Ok((planned, trace))

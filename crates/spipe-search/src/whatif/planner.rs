@@ -9,6 +9,7 @@ use crate::{
     error::SearchError,
     request::{
         Request,
+        machine::Machine,
         spelling::Spelling,
         systems::current,
         workloads::{seq_len, workloads},
@@ -17,7 +18,7 @@ use crate::{
     setting::Setting,
 };
 use spipe_base::SimTime;
-use spipe_cost::Workload;
+use spipe_cost::{Mode, Workload};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Model, Precision};
 use spipe_plan::System;
@@ -25,7 +26,6 @@ use spipe_planner::{Effort, Options};
 use spipe_trace::Trace;
 use spipe_whatif::{Answer, Bounder, Counts, GLOBAL_BATCH, Judge, Planned, TrainFile};
 use std::{
-    borrow::Cow,
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -69,11 +69,14 @@ impl Training {
     /// no plan fits.
     fn most_simulated(&self, hardware: &Hardware, systems: &[System], enough: f64) -> Option<f64> {
         let options = Options { effort: Some(Effort::Low), time_limit: Duration::MAX, ..Options::default() };
-        let hardware = Arc::new(self.machine(hardware).into_owned());
+        // A machine or a model that cannot be planned is refused by the search, which says why.
+        let Ok(machine) = self.machine(hardware) else { return Some(f64::INFINITY) };
+        let parts = machine.among(systems);
         let mut most = None;
-        for workload in &self.workloads {
-            // A model without times is refused by the search, which says why.
-            let Ok(setting) = Setting::new(&self.model, &hardware, workload) else { return Some(f64::INFINITY) };
+        for (workload, (hardware, systems)) in
+            self.workloads.iter().flat_map(|one| parts.iter().map(move |part| (one, part)))
+        {
+            let Ok(setting) = Setting::new(&self.model, hardware, workload) else { return Some(f64::INFINITY) };
             let tokens = workload.tokens() as f64;
             let wanted = SimTime::ns((tokens / enough * 1e9).min(u64::MAX as f64) as u64);
             let least = spipe_planner::least_iteration((setting.context(), systems), &options, wanted);
@@ -88,12 +91,16 @@ impl Training {
         most
     }
 
-    /// The machine as the training's runtime finds it.
-    fn machine<'a>(&self, hardware: &'a Hardware) -> Cow<'a, Hardware> {
-        match &self.runtime {
-            Some(runtime) => Cow::Owned(hardware.clone().under(runtime.clone())),
-            None => Cow::Borrowed(hardware),
-        }
+    /// The machine as the training's runtime finds it, or the runtimes by default.
+    fn machine(&self, hardware: &Hardware) -> Result<Machine, SearchError> {
+        Machine::new(hardware, self.runtime.as_ref(), Mode::Train)
+    }
+
+    /// A rate that no plan exceeds, by sums alone.
+    fn most(&self, hardware: &Hardware, systems: &[System]) -> f64 {
+        let Ok(machine) = self.machine(hardware) else { return f64::INFINITY };
+        let parts = machine.among(systems).into_iter();
+        parts.map(|(hardware, _)| self.bounder.most_tokens_per_second(&hardware)).fold(0.0, f64::max)
     }
 }
 
@@ -129,21 +136,23 @@ impl JobPlanner {
     /// The baseline of one training, plain data parallelism, if it fits.
     pub(super) fn baseline(&self, hardware: &Hardware, train: usize) -> Option<Priced> {
         let training = &self.trainings[train];
-        let priced = data_parallel((&training.model, &training.machine(hardware)), &training.workloads).ok();
+        let machine = training.machine(hardware).ok()?;
+        let hardware = machine.of(System::GpuOnly);
+        let priced = data_parallel((&training.model, hardware), &training.workloads).ok();
         priced.filter(|priced| priced.cost.fits())
     }
 
     /// The plan of one training. Steps are counted, not seconds, so that results do not depend on the load.
     pub(super) fn found(&self, hardware: &Hardware, train: usize, effort: Effort) -> Result<Found, SearchError> {
         let training = &self.trainings[train];
-        let hardware = training.machine(hardware).into_owned();
+        let machine = training.machine(hardware)?;
         search(&Request {
             systems: self.systems.clone(),
             // The clock raises the stop signal.
             time_limit: Duration::MAX,
             effort: Some(effort),
             stop: Arc::clone(&self.clock.stop),
-            ..Request::new(Arc::clone(&training.model), hardware, training.workloads.clone())
+            ..Request::new(Arc::clone(&training.model), machine, training.workloads.clone())
         })
     }
 }
@@ -169,8 +178,7 @@ impl Judge for JobPlanner {
     }
 
     fn most_tokens_per_second(&self, hardware: &Hardware, train: usize) -> f64 {
-        let training = &self.trainings[train];
-        training.bounder.most_tokens_per_second(&training.machine(hardware)).min(f64::MAX)
+        self.trainings[train].most(hardware, &self.systems).min(f64::MAX)
     }
 
     fn closest_tokens_per_second(&self, hardware: &Hardware, train: usize, enough: f64) -> f64 {

@@ -131,6 +131,13 @@ fn row(
     if !price.substituted.is_empty() {
         notes.push(format!("not sold {}: {}", candidate.condition, price.substituted.join(", ")));
     }
+    if plan.engines.as_ref().is_some_and(Vec::is_empty) {
+        notes.push("no engine runs its plan, which is planned and simulated only".into());
+    }
+    if let Some(runtime) = plan.runtime.as_ref().filter(|_| plan.estimate) {
+        let system = &plan.system;
+        notes.push(format!("an estimate: runs of `{system}` were not measured under the runtime `{runtime}`"));
+    }
     Row {
         rank,
         tie,
@@ -143,6 +150,8 @@ fn row(
         head_room_bytes: plan.head_room_bytes.clone(),
         system: plan.system.clone(),
         engines: plan.engines.clone(),
+        runtime: plan.runtime.clone(),
+        estimate: plan.estimate,
         bottleneck: busiest.map(|(lane, share)| Bottleneck { lane: lane.clone(), share: *share }),
         shares: plan.shares.clone(),
         gap: plan.gap,

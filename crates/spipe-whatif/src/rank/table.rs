@@ -43,6 +43,10 @@ pub struct Row {
     pub system: String,
     /// The engines that run the plan of the first training; null if it was not asked for.
     pub engines: Option<Vec<String>>,
+    /// The runtime whose constants predicted that plan.
+    pub runtime: Option<String>,
+    /// Whether these were never compared with measured runs of its system.
+    pub estimate: bool,
     /// The busiest lane of the first training.
     pub bottleneck: Option<Bottleneck>,
     /// The busy share of each lane of the first training.

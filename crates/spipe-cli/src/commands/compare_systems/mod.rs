@@ -15,11 +15,10 @@ use crate::{
 };
 use serde::Serialize;
 use spipe_cost::{DataShape, Mode, Workload};
-use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Operations};
 use spipe_plan::System;
 use spipe_search::{
-    Request, attends,
+    Machine, Request, attends,
     compare::{Compared, DATA_PARALLEL, baseline, compared},
     cores, workloads,
 };
@@ -43,7 +42,7 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
         stop: Arc::clone(&stop),
         drives: true,
         spelling: OPTIONS,
-        ..Request::new(Arc::clone(&case.model), Arc::clone(&case.hardware), case.workloads.clone())
+        ..Request::new(Arc::clone(&case.model), case.machine.clone(), case.workloads.clone())
     };
     let mut all = Vec::new();
     for system in &case.systems {
@@ -54,7 +53,7 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
         all.push(compared(*system, &request)?);
     }
     if case.baseline {
-        all.push(baseline(&case.model, &case.hardware, &case.workloads));
+        all.push(baseline(&case.model, case.machine.of(System::GpuOnly), &case.workloads));
     }
     output::progress("");
     if let Some(target) = page {
@@ -63,8 +62,12 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
     if let Some((target, kind)) = plot {
         target.write(&pictures::plot(kind, &case.title(), &all)?)?;
     }
-    let data =
-        SystemsOutput { format_version: 1, model: case.model.name(), hardware: case.hardware.name(), systems: &all };
+    let data = SystemsOutput {
+        format_version: 1,
+        model: case.model.name(),
+        hardware: case.machine.hardware().name(),
+        systems: &all,
+    };
     if matches!(what.output.as_deref(), Some("-")) {
         return Ok(());
     }
@@ -83,7 +86,7 @@ struct SystemsOutput<'a> {
 /// The model, machine, workloads and systems to compare.
 struct Case {
     model: Arc<Model>,
-    hardware: Arc<Hardware>,
+    machine: Machine,
     template: Workload,
     workloads: Vec<Workload>,
     systems: Vec<System>,
@@ -94,10 +97,9 @@ impl Case {
     fn new(what: &args::CompareSystems, given: &Given) -> Result<Self, Failure> {
         let model = what.training.adapt(input::model(&what.model)?, false)?;
         let hardware = input::part(input::hardware(&what.hardware)?, &args::Devices::names(&what.devices))?;
-        // One runtime for all, so that systems differ and not what executes them.
-        let runtime = what.runtime.as_deref().map(input::runtime).transpose()?.unwrap_or_default();
-        let hardware = input::under(hardware, runtime)?;
         let mode = input::mode(&model, what.mode)?;
+        let runtime = what.runtime.as_deref().map(input::runtime).transpose()?;
+        let machine = Machine::new(&hardware, runtime.as_ref(), mode)?;
         Idle::among(given)
             .options_if(mode != Mode::Train, &["optimizer", "clip-norm"], "in inference", "leave it out")
             .options_if(
@@ -126,13 +128,17 @@ impl Case {
         training::check(&model, &template)?;
         let workloads = workloads(template, what.global_batch, &what.microbatch)?;
         let (systems, baseline) = systems(&what.system)?;
-        let (model, hardware) = (Arc::new(model), Arc::new(hardware));
-        Ok(Self { model, hardware, template, workloads, systems, baseline })
+        Ok(Self { model: Arc::new(model), machine, template, workloads, systems, baseline })
     }
 
     fn title(&self) -> String {
         let (batch, verb) = (self.workloads.first().map_or(0, Workload::global_batch), self.template.mode);
-        format!("{} on {}, {verb}, {batch} × {} tokens", self.model.name(), self.hardware.name(), self.template.seq_len)
+        format!(
+            "{} on {}, {verb}, {batch} × {} tokens",
+            self.model.name(),
+            self.machine.hardware().name(),
+            self.template.seq_len
+        )
     }
 }
 

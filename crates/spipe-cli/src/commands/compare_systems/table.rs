@@ -9,8 +9,11 @@ use spipe_search::compare::{Compared, Status};
 use std::collections::BTreeMap;
 
 /// The headings behind the system's name.
-pub const HEADINGS: [&str; 8] =
-    ["iteration", "tokens/s", "bubbles", "GPU memory", "DRAM", "GPU links", "utilisation", "microbatch"];
+pub const HEADINGS: [&str; 9] =
+    ["iteration", "tokens/s", "bubbles", "GPU memory", "DRAM", "GPU links", "utilisation", "microbatch", "runtime"];
+
+/// The meaning of the mark.
+const MARKED: &str = " *: an estimate, since runs of the system were not measured under the runtime.";
 
 /// The systems in the order of the table: by iteration, then the baseline, then those without a plan.
 pub fn ordered(all: &[Compared]) -> Vec<&Compared> {
@@ -42,7 +45,13 @@ pub fn cells(row: &Compared) -> Vec<(String, Option<f64>)> {
         bytes(row.host_traffic),
         row.utilisation.map_or_else(none, |share| (percent(share), Some(share))),
         row.microbatch.map_or_else(none, |size| (size.to_string(), Some(size as f64))),
+        row.runtime.as_ref().map_or_else(none, |name| (runtime(name, row.estimate), None)),
     ]
+}
+
+/// A runtime, with a mark where its figures are estimates.
+fn runtime(name: &str, estimate: bool) -> String {
+    if estimate { format!("{name} *") } else { name.to_owned() }
 }
 
 /// Milliseconds below a second, otherwise seconds.
@@ -67,6 +76,7 @@ pub fn human(title: &str, all: &[Compared]) -> String {
             "GPU\nlinks",
             "utili-\nsation",
             "micro-\nbatch",
+            "runtime",
         ])
         .collect();
     let mut rows = dense_table(&headings, &[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -90,7 +100,8 @@ pub fn human(title: &str, all: &[Compared]) -> String {
     format!(
         "{title}\n\n{table}{}Memories are the largest peak of a GPU and of a socket's DRAM. GPU links: bytes between GPUs and hosts per iteration, \
          both ways. Utilisation: model FLOPs ÷ (peak of all GPUs × iteration). A baseline is an estimate \
-         of a closed form without overlap; it has no plan, trace or export.\n",
-        if reasons.is_empty() { String::new() } else { reasons.concat() + "\n" }
+         of a closed form without overlap; it has no plan, trace or export.{}\n",
+        if reasons.is_empty() { String::new() } else { reasons.concat() + "\n" },
+        if all.iter().any(|row| row.estimate) { MARKED } else { "" },
     )
 }

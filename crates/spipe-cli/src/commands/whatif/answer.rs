@@ -147,6 +147,9 @@ fn status(subject: &Subject<'_>) -> &'static str {
     }
 }
 
+/// The meaning of the mark of systems.
+const ESTIMATES: &str = " *: runs of the system were not measured under the runtime that predicts it.";
+
 fn human(subject: &Subject<'_>, data: &AnswerOutput<'_>, rows: usize) -> String {
     let currency = &data.currency;
     let cost = format!("{currency} a job");
@@ -175,8 +178,9 @@ fn human(subject: &Subject<'_>, data: &AnswerOutput<'_>, rows: usize) -> String 
             format!("{}{mark}", Hours(row.figures.hours)),
             range(&row.figures.cost_of_job),
             format!(
-                "{}{busiest}{}",
+                "{}{}{busiest}{}",
                 row.system,
+                if row.estimate { " *" } else { "" },
                 if row.engines.as_deref() == Some(&[]) { "\nno engine runs it" } else { "" }
             ),
             format!("{}{:.0} %", if row.front { "● " } else { "" }, row.front_share * 100.0),
@@ -185,8 +189,9 @@ fn human(subject: &Subject<'_>, data: &AnswerOutput<'_>, rows: usize) -> String 
     let error = subject.table.machines.first().map_or(0.0, |row| row.error);
     let remark = format!(
         "Predictions: ± {:.0} % where nothing was fitted to the machine, an estimate. Prices: ranges of data sheets, listings and estimates; \
-         `spipe catalogue show PART` has each with its source.",
-        error * 100.0
+         `spipe catalogue show PART` has each with its source.{}",
+        error * 100.0,
+        if subject.table.machines.iter().take(rows).any(|row| row.estimate) { ESTIMATES } else { "" },
     );
     let table = if table.is_empty() { String::new() } else { format!("{table}\n{remark}\n\n") };
     format!(

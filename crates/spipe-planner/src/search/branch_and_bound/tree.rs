@@ -364,7 +364,7 @@ impl<'s, 'a> Tree<'s, 'a> {
         let bound = to_time(self.costs, least);
         let Some(best) = self.found.best else {
             if self.problem.options.incumbent.is_some() {
-                return Err(PlanError::NothingBetter { bound, examined, stopped: !ended });
+                return Err(PlanError::NothingBetter { bound, examined, stopped: !ended, considered: Vec::new() });
             }
             // Placements that were not examined may run, unless the search has come to its end.
             let all = ended && self.coverage != Coverage::Natural && self.known.iter().all(|known| !known.open);

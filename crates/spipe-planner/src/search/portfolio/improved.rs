@@ -1,6 +1,9 @@
 //! The last stage: improved placements, and the search's result.
 
-use super::{simulated::Simulated, standing::SystemState};
+use super::{
+    simulated::Simulated,
+    standing::{Standing, SystemState},
+};
 use crate::{
     bounds::to_time,
     problem::{Considered, PlanError, Solution, bound::Bound, in_pool, status},
@@ -47,10 +50,11 @@ impl Improved<'_, '_> {
             if alone { bounds.fold(Bound::NONE, Bound::max) } else { bounds.fold(Bound::Infeasible, Bound::min) };
         let (over, best) = (standing.deadline.was_truncated(), standing.best().cloned());
         let bound = to_time(&standing.costs, least);
+        let considered = considered(&standing);
         let Some((simulated, placement)) = best else {
             return Err(match refused {
                 _ if standing.problem.options.incumbent.is_some() => {
-                    PlanError::NothingBetter { bound, examined, stopped: over }
+                    PlanError::NothingBetter { bound, examined, stopped: over, considered }
                 }
                 None if standing.systems.is_empty() => PlanError::NoSystem,
                 Some(error @ PlanError::StoppedWithoutPlan { .. }) => error,
@@ -65,19 +69,6 @@ impl Improved<'_, '_> {
         let (bound, least) = if beaten { (SimTime::ZERO, Bound::NONE) } else { (bound, least) };
         let status = status(least >= limit, over);
         let baseline = standing.heuristic_plans.iter().map(|(time, _)| *time).chain(programs).min();
-        let considered = |known: &SystemState| {
-            let simulated = known.best.as_ref().map(|(time, _)| *time);
-            // If no other placement fits, its best is the bound.
-            let bound = known.bound.is_feasible().then(|| to_time(&standing.costs, known.bound));
-            let bound = [bound, simulated].into_iter().flatten().min();
-            Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
-        };
-        let mut considered = each_once(standing.systems.iter().map(considered));
-        // Plans of the heuristics are simulated as well.
-        for known in &mut considered {
-            let heuristic = |(_, placement): &&Scored| placement.system == known.system;
-            known.examined += standing.heuristic_plans.iter().filter(heuristic).count();
-        }
         Ok(Solution {
             examined,
             cases: cases.max(standing.systems.len()),
@@ -86,6 +77,24 @@ impl Improved<'_, '_> {
             ..Solution::new((simulated, placement), bound, status)
         })
     }
+}
+
+/// The results by system.
+fn considered(standing: &Standing<'_, '_>) -> Vec<Considered> {
+    let of = |known: &SystemState| {
+        let simulated = known.best.as_ref().map(|(time, _)| *time);
+        // If no other placement fits, its best is the bound.
+        let bound = known.bound.is_feasible().then(|| to_time(&standing.costs, known.bound));
+        let bound = [bound, simulated].into_iter().flatten().min();
+        Considered { system: known.system, bound, simulated, skipped: known.skipped, examined: known.examined }
+    };
+    let mut all = each_once(standing.systems.iter().map(of));
+    // Plans of the heuristics are simulated as well.
+    for known in &mut all {
+        let heuristic = |(_, placement): &&Scored| placement.system == known.system;
+        known.examined += standing.heuristic_plans.iter().filter(heuristic).count();
+    }
+    all
 }
 
 /// Merges the entries of each system: a plan to start with is improved apart from the planned ones.

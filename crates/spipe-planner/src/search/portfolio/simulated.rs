@@ -96,7 +96,8 @@ impl Standing<'_, '_> {
         let problem = self.problem;
         let known = self.best().is_some() || (problem.options.effort.is_some() && problem.options.incumbent.is_some());
         if known && (self.deadline.over() || problem.options.effort.is_some()) {
-            return Err(PlanError::NothingBetter { bound: SimTime::ZERO, examined: 0, stopped: true });
+            let (bound, examined, considered) = (SimTime::ZERO, 0, Vec::new());
+            return Err(PlanError::NothingBetter { bound, examined, stopped: true, considered });
         }
         let mut options = problem.options.clone();
         // A plan with one stage per device that is slower may become faster with several.
@@ -129,7 +130,7 @@ impl Standing<'_, '_> {
                 known.take(Some((solution.simulated, solution.placement)));
                 joined.cases = solution.cases;
             }
-            Err(PlanError::NothingBetter { bound, examined, stopped }) => {
+            Err(PlanError::NothingBetter { bound, examined, stopped, .. }) => {
                 if stopped {
                     self.deadline.mark_truncated();
                 }

@@ -9,6 +9,7 @@
 //! system      one that was not allowed                               the first that fits
 //! ```
 
+use crate::request::machine::Machine;
 use spipe_base::{Bytes, MemoryId};
 use spipe_cost::{Mode, Workload};
 use spipe_hardware::{Hardware, Memory};
@@ -17,13 +18,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Returns whether anything fits a machine under a workload with one of some systems; `None` if
 /// there was no time to find out.
-pub type Fits<'a> = dyn Fn(&Hardware, &Workload, &[System]) -> Option<bool> + 'a;
+pub type Fits<'a> = dyn Fn(&Machine, &Workload, &[System]) -> Option<bool> + 'a;
 
 /// A problem that nothing fits.
 #[derive(Clone, Copy, Debug)]
 pub struct Refused<'a> {
     /// The machine.
-    pub hardware: &'a Hardware,
+    pub machine: &'a Machine,
     /// The workloads that were tried, one for each size of microbatches.
     pub workloads: &'a [Workload],
     /// The systems that were tried.
@@ -67,7 +68,7 @@ pub fn remedies(refused: &Refused<'_>, fits: &Fits<'_>) -> Vec<Remedy> {
         let more = least_more(refused, &memories, fits)?;
         Some(Remedy::Memory(memories, more))
     };
-    let kinds = kinds(refused.hardware);
+    let kinds = kinds(refused.machine.hardware());
     let single = kinds.iter().map(|kind| vec![kind[0]]);
     let alike = kinds.iter().filter(|kind| kind.len() > 1).cloned();
     let memories = single.chain(alike).filter_map(larger);
@@ -83,7 +84,7 @@ pub fn remedies(refused: &Refused<'_>, fits: &Fits<'_>) -> Vec<Remedy> {
 impl Refused<'_> {
     /// Whether anything fits with changed workloads.
     fn fits_with(&self, change: impl Fn(Workload) -> Workload, fits: &Fits<'_>) -> Option<bool> {
-        self.any(|workload| fits(self.hardware, &change(*workload), self.systems))
+        self.any(|workload| fits(self.machine, &change(*workload), self.systems))
     }
 
     fn any(&self, fits: impl Fn(&Workload) -> Option<bool>) -> Option<bool> {
@@ -110,7 +111,7 @@ fn kinds(hardware: &Hardware) -> Vec<Vec<MemoryId>> {
 /// however large they are.
 fn least_more(refused: &Refused<'_>, memories: &[MemoryId], fits: &Fits<'_>) -> Option<Bytes> {
     let enough = |more: Bytes| {
-        let larger = refused.hardware.with_larger(memories, more).ok()?;
+        let larger = refused.machine.changed(|hardware| hardware.with_larger(memories, more)).ok()?;
         refused.any(|workload| fits(&larger, workload, refused.systems))
     };
     if !enough(Bytes::new(1 << LARGEST))? {
@@ -162,7 +163,7 @@ fn fewer(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<u64> {
     if smallest.mode == Mode::Train {
         return None;
     }
-    let with = |microbatches| fits(refused.hardware, &Workload { microbatches, ..*smallest }, refused.systems);
+    let with = |microbatches| fits(refused.machine, &Workload { microbatches, ..*smallest }, refused.systems);
     let most = last_below(smallest.microbatches, &with).filter(|most| *most > 0)?;
     Some(most * smallest.microbatch)
 }
@@ -184,6 +185,6 @@ fn other_system(refused: &Refused<'_>, fits: &Fits<'_>) -> Option<System> {
     let mut systems = FIRST.into_iter().chain(System::ALL.into_iter().filter(|system| !FIRST.contains(system)));
     systems.find(|system| {
         let suits = !refused.systems.contains(system) && (training || system.infers());
-        suits && refused.any(|workload| fits(refused.hardware, workload, &[*system])) == Some(true)
+        suits && refused.any(|workload| fits(refused.machine, workload, &[*system])) == Some(true)
     })
 }

@@ -10,8 +10,7 @@ pub mod least;
 use super::{attempt::attempt, fits::fits, refusal};
 use crate::{
     error::SearchError,
-    request::{Request, spelling::Spelling, systems::runs},
-    setting::Setting,
+    request::{Request, machine::Machine, spelling::Spelling, systems::runs},
 };
 use least::{Refused, Remedy, remedies};
 use spipe_base::{Bytes, Diagnostic, MemoryId, readable::listed};
@@ -19,10 +18,7 @@ use spipe_cost::{Mode, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
 use spipe_plan::System;
 use spipe_planner::{Effort, Fit, Options, Pins, PlanError};
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 /// The most time for remedies, beside that for the plan of the one to recommend.
 const MOST: Duration = Duration::from_secs(1);
@@ -36,8 +32,8 @@ pub fn refusal(request: &Request, error: &PlanError, limit: Duration) -> SearchE
     if request.pins.given_stages().is_some() {
         return refusal::failure(error, request.spelling);
     }
-    let (hardware, until) = (&request.hardware, Instant::now() + limit.min(MOST));
-    let decided = |pins: &Pins, hardware: &Hardware, workload: &Workload, systems: &[System]| {
+    let (machine, until) = (&request.machine, Instant::now() + limit.min(MOST));
+    let decided = |pins: &Pins, machine: &Machine, workload: &Workload, systems: &[System]| {
         if !systems.iter().any(|system| runs(*system, workload)) {
             return Some(false);
         }
@@ -45,29 +41,26 @@ pub fn refusal(request: &Request, error: &PlanError, limit: Duration) -> SearchE
         if left.is_zero() {
             return None;
         }
-        let Ok(setting) = Setting::new(&request.model, &shared(request, hardware), workload) else {
-            return Some(false);
-        };
-        match fits(&setting, systems, Options { pins: pins.clone(), time_limit: left, ..Options::default() }) {
+        let options = Options { pins: pins.clone(), time_limit: left, ..Options::default() };
+        match fits((&request.model, machine), (workload, systems), &options) {
             Fit::Found(_) => Some(true),
             Fit::Never | Fit::NotFound => Some(false),
             // A remedy is only reported where a smaller one is certain not to help.
             Fit::Late => None,
         }
     };
-    let with_pins = |hardware: &Hardware, workload: &Workload, systems: &[System]| {
-        decided(&request.pins, hardware, workload, systems)
-    };
-    let refused = Refused { hardware, workloads: &request.workloads, systems: &request.systems };
+    let with_pins =
+        |machine: &Machine, workload: &Workload, systems: &[System]| decided(&request.pins, machine, workload, systems);
+    let refused = Refused { machine, workloads: &request.workloads, systems: &request.systems };
     let found = remedies(&refused, &with_pins);
-    let memories = memories(&found, hardware);
+    let memories = memories(&found, machine.hardware());
     let mut ways: Vec<String> = fastest(request, &found).into_iter().collect();
     for (index, (names, more)) in memories.iter().enumerate() {
         ways.push(format!("{}{names} {more} more", if index == 0 { "give " } else { "" }));
     }
     let free = |pins: &Pins| {
         let mut sizes = request.workloads.iter();
-        sizes.any(|workload| decided(pins, hardware, workload, &request.systems) == Some(true))
+        sizes.any(|workload| decided(pins, machine, workload, &request.systems) == Some(true))
     };
     if let Some((words, _)) = request.pins.without_one().find(|(_, others)| free(others)) {
         ways.push(format!("drop {}", request.spelling.value("pin", words)));
@@ -83,12 +76,6 @@ pub fn refusal(request: &Request, error: &PlanError, limit: Duration) -> SearchE
     SearchError::Infeasible(if hint.is_empty() { diagnostic } else { diagnostic.hint(hint) })
 }
 
-/// The machine of a request, shared where it is the request's own.
-fn shared(request: &Request, hardware: &Hardware) -> Arc<Hardware> {
-    let own = std::ptr::eq(hardware, &raw const *request.hardware);
-    if own { Arc::clone(&request.hardware) } else { Arc::new(hardware.clone()) }
-}
-
 /// The refusal that a sum settles, with the memory that is missing.
 pub fn settled(request: &Request, error: &PlanError) -> SearchError {
     let diagnostic = Diagnostic::error(error.to_string());
@@ -99,7 +86,7 @@ pub fn settled(request: &Request, error: &PlanError) -> SearchError {
 
 /// The drives of a machine that lacks memory: plans with optimizer state on them do not fit either.
 fn drives(request: &Request) -> Option<String> {
-    let drives = request.hardware.memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);
+    let drives = request.machine.hardware().memories().iter().filter(|memory| memory.kind == MemoryKind::Nvme);
     let words: Vec<String> = drives.map(|drive| format!("`{}` ({})", drive.name, drive.capacity)).collect();
     let (verb, they) = if words.len() == 1 { ("does", "it") } else { ("do", "them") };
     let named = words.join(", ");
