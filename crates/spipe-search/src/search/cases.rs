@@ -127,9 +127,9 @@ impl Results {
         for case in cases.iter().filter(|case| case.workload.microbatch == best.0.microbatch) {
             let Some(known) = self.known.get(&case.key()) else { continue };
             let by_system = if case.has(best) { &best.1.considered } else { &known.considered };
-            all.extend(by_system.iter().cloned().map(|one| {
+            all.extend(by_system.iter().map(|one| {
                 let most = one.simulated.unwrap_or(SimTime::MAX);
-                Considered { bound: one.bound.map(|bound| bound.max(known.bound).min(most)), ..one }
+                Considered { bound: one.bound.map(|bound| bound.max(known.bound).min(most)), ..one.clone() }
             }));
         }
         all
