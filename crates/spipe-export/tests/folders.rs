@@ -5,7 +5,7 @@
 use serde_json::{Value, json};
 use spipe_base::LayerRange;
 use spipe_cost::{Mode, Workload};
-use spipe_export::{Beside, Folder, deepspeed, fingerprint, fsdp, torch};
+use spipe_export::{Beside, Folder, Modules, deepspeed, fingerprint, fsdp, torch};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Model, Precision};
 use spipe_plan::{Knob, Placement, Plan, Stage, System};
@@ -16,7 +16,7 @@ const MODEL: &str = "format-version = 1\nkind = \"transformer\"\nname = \"m\"\nv
                      layers = 6\nheads = 4\nintermediate = 48\n";
 
 /// Nothing is written beside the folder.
-const PLAIN: Beside = Beside { steps: None };
+const PLAIN: Beside = Beside { steps: None, modules: Modules::Own };
 
 /// A machine of a socket and two GPUs.
 fn machine() -> Hardware {
