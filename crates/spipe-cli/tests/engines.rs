@@ -106,8 +106,8 @@ fn a_plan_that_no_engine_runs_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().to_str().unwrap();
     std::fs::write(folder.path().join("machine.toml"), machine(1)).unwrap();
-    let config = r#"{"model_type": "mixtral", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "intermediate_size": 96, "vocab_size": 256, "max_position_embeddings": 64}"#;
+    let config = r#"{"model_type": "bert", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "vocab_size": 256, "max_position_embeddings": 64}"#;
     std::fs::write(folder.path().join("config.json"), config).unwrap();
     let planned = plan(path, ("config.json", "gpu-only"), &[]);
     assert_eq!(named(&planned), Vec::<String>::new());
