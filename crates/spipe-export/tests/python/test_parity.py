@@ -173,6 +173,8 @@ def case(system, ranks):
     return lambda self: self.check(system, ranks)
 
 
+# The others in 2 processes are in all_parity.py.
+IN_TWO = ("1f1b", "interleaved-1f1b", "zb-v", "custom")
 for ranks in (2, 4):
-    for system in SYSTEMS:
+    for system in SYSTEMS if ranks == 4 else IN_TWO:
         setattr(Parity, f"test_{system}_in_{ranks}".replace("-", "_"), case(system, ranks))
