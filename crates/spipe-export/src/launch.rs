@@ -8,7 +8,7 @@ const STEPS: u32 = 100;
 /// The files of whole checkpoints, of the scripts with checkpoints of our own.
 pub const MANIFESTS: &str = "step-*/manifest.json";
 
-/// What is written beside the scripts of an engine.
+/// The parts of a folder beside the scripts of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Beside {
     /// The steps whose tokens are in the folder, if they are.

@@ -8,12 +8,12 @@ pub enum Modules {
     /// The folder's own, short ones.
     #[default]
     Own,
-    /// Those that the user's transformers has for the model's `config.json`, which is beside the scripts.
+    /// The classes that the user's transformers has for the model's `config.json`, which is beside the scripts.
     Transformers,
 }
 
 impl Modules {
-    /// What the page of a folder says of the layers.
+    /// The section on the layers in the page of a folder.
     pub const fn page(self) -> &'static str {
         match self {
             Self::Own => "",
@@ -30,6 +30,8 @@ impl Modules {
             }
             Self::Transformers => {
                 folder.add("model.py", include_str!("../templates/transformers/model.py"));
+                folder.add("shapes.py", include_str!("../templates/transformers/shapes.py"));
+                folder.add("adapters.py", include_str!("../templates/transformers/adapters.py"));
                 folder.add("convert.py", include_str!("../templates/transformers/convert.py"));
             }
         }

@@ -53,7 +53,7 @@ pub enum Modules {
     /// Short ones in the folder: Llama and its kin, Mistral, Qwen2, Qwen3, GPT-2
     #[default]
     Own,
-    /// Those of the transformers that is installed where the folder runs: any decoder
+    /// The classes of the transformers that is installed where the folder runs: any decoder
     Transformers,
 }
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from model import layers, name, table
 
 
-def place(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def give_memory(module: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Gives memory to parameters that have only shapes. Their numbers are read or drawn later."""
     for inner in module.modules():
         for key, parameter in inner._parameters.items():
@@ -39,7 +39,7 @@ class Stage(nn.Module):
         self.recomputed, self.offloads = stage["recomputed"], stage["offloads"]
         self.device, self.dtype, self.boundary = device, dtype, boundary
         self.layers = nn.ModuleList(layers(model, range(self.first, self.last + 1)))
-        place(self.layers, device, dtype)
+        give_memory(self.layers, device, dtype)
         for index in stage["frozen"]:
             self.layers[index - self.first].requires_grad_(False)
 

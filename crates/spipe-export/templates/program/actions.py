@@ -18,7 +18,7 @@ from world import RING, Board, World
 
 
 class Performer:
-    """What a process runs: copies, and other kinds of actions."""
+    """The actions of a process: copies, and other kinds."""
 
     def __init__(self, program: Program, world: World, memory: Memory, drives: Drives, board: Board) -> None:
         self.board, self.store, self.drives = board, Store(program, world.rank), drives

@@ -1,6 +1,6 @@
 """Evaluation on held-out tokens between two iterations: the forwards of the program, and what brings them their parameters.
 
-Of the iteration's actions those are kept that the forwards need, in the order of their lanes; they wait for each other as in the
+The actions of the iteration that the forwards need are kept, in the order of their lanes; they wait for each other as in the
 whole program. Nothing that stays from one iteration to the next is written.
 """
 
@@ -50,7 +50,7 @@ def forward_only(program: Program) -> Program:
 
 
 def waits(program: Program, needed: set[int]) -> dict[int, list[Wait]]:
-    """What the needed actions wait for: on each lane the last needed action before them, also through those that are left out."""
+    """The waits of the needed actions: on each lane the last needed action before them, also through those that are left out."""
     before: dict[int, list[tuple[int, str]]] = {id: [] for id in program.actions}
     after: dict[int, list[int]] = {id: [] for id in program.actions}
     pairs = [(first.id, second.id, "order") for lane in program.lanes for first, second in zip(lane.actions, lane.actions[1:])]

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, ClassVar
@@ -22,6 +21,8 @@ import torch
 import transformers
 from torch import nn
 
+from adapters import adapt
+from shapes import exchanged, shapes_only, without_memory
 from storage import Fault
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -31,49 +32,8 @@ NAMES = "`python convert.py FROM TO` writes weights under the names that these c
 # Versions before this one have other names of parameters, and files of experts that are not converted.
 OLDEST = 5
 
-Forward = Callable[..., Any]
 # What each block is called with beside its input.
 Calls = list[tuple[tuple[Any, ...], dict[str, Any]]]
-
-
-@contextlib.contextmanager
-def without_memory() -> Iterator[None]:
-    """Parameters that are made in this context have shapes only; buffers have the numbers that the classes compute."""
-    register = nn.Module.register_parameter
-
-    def shaped(self: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        if parameter is not None:
-            parameter = nn.Parameter(parameter.to("meta"), requires_grad=parameter.requires_grad)
-        register(self, name, parameter)
-
-    nn.Module.register_parameter = shaped  # type: ignore[assignment]
-    try:
-        with torch.device("cpu"):
-            yield
-    finally:
-        nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-@contextlib.contextmanager
-def exchanged(modules: Iterable[nn.Module], make: Callable[[nn.Module], Forward]) -> Iterator[None]:
-    """Modules with another forward."""
-    before = [(module, module.__dict__.get("forward")) for module in modules]
-    for module, _ in before:
-        module.__dict__["forward"] = make(module)
-    try:
-        yield
-    finally:
-        for module, own in before:
-            del module.__dict__["forward"]
-            if own is not None:
-                module.__dict__["forward"] = own
-
-
-def shapes_only(module: nn.Module, x: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
-    """In the place of a module: zeros in the shape of its output."""
-    if isinstance(module, nn.Embedding):
-        return torch.zeros(*x.shape, module.embedding_dim, device=x.device)
-    return x.new_zeros(*x.shape[:-1], module.out_features) if isinstance(module, nn.Linear) else x
 
 
 class Reached(Exception):
@@ -195,29 +155,6 @@ class Whole:
         with self.alone(x.device), exchanged(self.blocks, lambda module: partial(block, module)):
             logits: torch.Tensor = self.model(inputs_embeds=one, use_cache=False).logits
         return logits.view(*x.shape[:2], -1)
-
-
-def adapt(model: nn.Module, adapters: dict[str, Any]) -> None:
-    """Adds PEFT's adapters to the model, which alone are trained."""
-    try:
-        import peft
-    except ImportError:
-        raise Fault("the plan has adapters, which PEFT makes: `pip install peft`") from None
-    config = lora_config(adapters)
-    with without_memory(), warnings.catch_warnings():
-        # GPT-2's matrices are transposed, which PEFT finds out.
-        warnings.simplefilter("ignore")
-        peft.inject_adapter_in_model(config, model)
-    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    if trained != adapters["parameters"]:
-        raise Fault(f"PEFT {peft.__version__} makes adapters of {trained} numbers, the plan's have {adapters['parameters']}")
-
-
-def lora_config(adapters: dict[str, Any]) -> Any:
-    import peft
-
-    return peft.LoraConfig(r=adapters["rank"], lora_alpha=adapters["alpha"], use_rslora=adapters["rslora"], init_lora_weights=False,
-                           target_modules=adapters["modules"], task_type="CAUSAL_LM")  # fmt: skip
 
 
 def keep(block: nn.Module) -> None:

@@ -1,4 +1,4 @@
-"""What the tests of interpreted programs share: a folder, references, signals, and refusals."""
+"""Shared by the tests of interpreted programs: a folder, references, signals, and refusals."""
 
 import json
 import os
@@ -53,7 +53,7 @@ class Case(unittest.TestCase):
             self.assertEqual(spans, [(action["kind"], action["subject"]) for action in wanted[name]], name)
 
     def stopped(self, folder, options, how):
-        """What a training printed before all of its processes got a signal after the fourth step."""
+        """The lines that a training printed before all of its processes got a signal after the fourth step."""
         pids, logs = self.started(folder, options)
         for pid in pids:
             os.kill(pid, how)

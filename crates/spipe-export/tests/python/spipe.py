@@ -50,13 +50,14 @@ source = "estimate: a test"
     return path
 
 
-def plan(folder, system, accelerators, *options, model="demo", batch=8, seq_len=32, name=None, precision="fp32"):
-    """A plan of a system on all accelerators of a machine."""
+def plan(folder, system, accelerators, *options, model="demo", batch=8, seq_len=32, name=None, precision="fp32", memory="2 GiB", hosts=(),
+         search=("--time-limit", "2s")):
+    """A plan of a system on all accelerators of a machine, and perhaps sockets."""
     path = os.path.join(folder, f"{name or system}-{accelerators}.json")
-    devices = ",".join(f"gpu{index}" for index in range(accelerators))
-    spipe("plan", "--model", model, "--hardware", machine(folder, accelerators), "--devices", devices, "--system", system,
+    devices = ",".join([*(f"gpu{index}" for index in range(accelerators)), *hosts])
+    spipe("plan", "--model", model, "--hardware", machine(folder, accelerators, memory), "--devices", devices, "--system", system,
           "--precision", precision, "--materialised-attention", "--seq-len", seq_len, "--global-batch", batch, "--microbatch", 1,
-          "--time-limit", "2s", "-o", path, *options)
+          *search, "-o", path, *options)
     return path
 
 

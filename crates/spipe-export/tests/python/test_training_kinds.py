@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 from processes import apart, script
-from spipe import TEXT, losses, machine, spipe
+from spipe import TEXT, losses, plan, spipe
 from streamed import model, ours
 
 STEPS, RATE = 6, 1e-3
@@ -64,10 +64,7 @@ class Kinds(unittest.TestCase):
         self.root = folder.name
 
     def plan(self, name, which, *options, system="1f1b"):
-        path = os.path.join(self.root, f"{name}.json")
-        spipe("plan", "--model", which, "--hardware", machine(self.root, 2), "--devices", "gpu0,gpu1", "--system", system, "--precision", "fp32",
-              "--materialised-attention", "--seq-len", 32, "--global-batch", 4, "--microbatch", 1, "--effort", "low", "-o", path, *options)
-        return path
+        return plan(self.root, system, 2, *options, model=which, batch=4, name=name, search=("--effort", "low"))
 
     def run_folder(self, folder, *options, steps=STEPS):
         codes, texts = script(folder, 2, ["--steps", str(steps), "--learning-rate", str(RATE), "--cpu", *options])

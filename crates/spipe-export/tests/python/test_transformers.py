@@ -7,7 +7,7 @@ import tempfile
 import unittest
 
 from processes import apart, script
-from spipe import TEXT, losses, machine, spipe
+from spipe import TEXT, losses, plan, spipe
 from streamed import SYSTEMS
 
 SIZES = {"vocab_size": 256, "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96,
@@ -135,12 +135,9 @@ class Transformers(unittest.TestCase):
         return path
 
     def plan(self, name, system="1f1b", devices=2, memory="2 GiB"):
-        path = os.path.join(self.root, f"{name}-{system}.json")
-        names = ",".join([*(f"gpu{index}" for index in range(devices)), *(["cpu0"] if system in SYSTEMS else [])])
-        spipe("plan", "--model", self.model(name), "--hardware", machine(self.root, devices, memory), "--devices", names, "--system", system,
-              "--precision", "fp32", "--materialised-attention", "--seq-len", 32, "--global-batch", 2, "--microbatch", 1, "--effort", "low",
-              "-o", path)
-        return path
+        hosts = ["cpu0"] if system in SYSTEMS else []
+        return plan(self.root, system, devices, model=self.model(name), batch=2, name=f"{name}-{system}", memory=memory, hosts=hosts,
+                    search=("--effort", "low"))  # fmt: skip
 
     def export(self, name, engine, path, *options, code=0, weights=None, to=None):
         folder = os.path.join(self.root, to or f"{name}-{engine}-{os.path.basename(path)}")
