@@ -2,7 +2,7 @@
 
 use super::{
     Target,
-    table::{HEADINGS, cells, name, ordered},
+    table::{HEADINGS, cells, mark, name, ordered},
 };
 use crate::Failure;
 use spipe_base::readable::per_second;
@@ -60,11 +60,15 @@ fn system_row(row: &Compared) -> SystemRow<'_> {
 pub fn page(title: &str, all: &[Compared]) -> String {
     systems_page(&Systems {
         title: title.into(),
-        notes: vec![
-            "Each system with the best plan found in its time, simulated. A bubble is named by what the device waits for.".into(),
-            "Memories: the largest peak of a GPU and of a socket's DRAM. GPU links: bytes between GPUs and hosts per iteration, both ways.".into(),
-            "A baseline is an estimate of a closed form without overlap; it has no plan, trace or export.".into(),
-        ],
+        notes: [
+            "Each system with the best plan found in its time, simulated. A bubble is named by what the device waits for.",
+            "Memories: the largest peak of a GPU and of a socket's DRAM. GPU links: bytes between GPUs and hosts per iteration, both ways.",
+            "A baseline is an estimate of a closed form without overlap; it has no plan, trace or export.",
+        ]
+        .into_iter()
+        .chain(mark(all))
+        .map(String::from)
+        .collect(),
         headings: HEADINGS.map(String::from).to_vec(),
         rows: ordered(all).into_iter().map(system_row).collect(),
     })

@@ -13,7 +13,12 @@ pub const HEADINGS: [&str; 9] =
     ["iteration", "tokens/s", "bubbles", "GPU memory", "DRAM", "GPU links", "utilisation", "microbatch", "runtime"];
 
 /// The meaning of the mark.
-const MARKED: &str = " *: an estimate, since runs of the system were not measured under the runtime.";
+const MARKED: &str = "*: an estimate, since runs of the system were not measured under the runtime.";
+
+/// The meaning of the mark, if a system has it.
+pub fn mark(all: &[Compared]) -> Option<&'static str> {
+    all.iter().any(|row| row.estimate).then_some(MARKED)
+}
 
 /// The systems in the order of the table: by iteration, then the baseline, then those without a plan.
 pub fn ordered(all: &[Compared]) -> Vec<&Compared> {
@@ -102,6 +107,6 @@ pub fn human(title: &str, all: &[Compared]) -> String {
          both ways. Utilisation: model FLOPs ÷ (peak of all GPUs × iteration). A baseline is an estimate \
          of a closed form without overlap; it has no plan, trace or export.{}\n",
         if reasons.is_empty() { String::new() } else { reasons.concat() + "\n" },
-        if all.iter().any(|row| row.estimate) { MARKED } else { "" },
+        mark(all).map(|mark| format!(" {mark}")).unwrap_or_default(),
     )
 }
