@@ -6,7 +6,7 @@ import tempfile
 import unittest
 
 from processes import apart, script
-from spipe import TEXT, losses, machine, plan, spipe, tiny
+from spipe import TEXT, losses, machine, plan, spipe, tiny, without_compiler
 
 
 def parse(path, batch):
@@ -87,23 +87,10 @@ class Sharded(unittest.TestCase):
         self.assertEqual(found["adam"], {"lr": 1e-3, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "bias_correction": True})
 
     def deepspeed(self, name, path):
-        """A folder of DeepSpeed whose operators need no compiler: they are built where they are first used."""
+        """A folder of DeepSpeed."""
         folder = os.path.join(self.root, name)
         spipe("export", "deepspeed", path, "-o", folder, "--data", TEXT, "--steps", 4, "--initial-weights")
-        config = os.path.join(folder, "ds_config.json")
-        with open(config) as file:
-            settings = json.load(file)
-        adam = settings["optimizer"]["params"]
-        self.assertTrue(adam.pop("bias_correction"))
-        adam["torch_adam"], settings["zero_force_ds_cpu_optimizer"] = True, False
-        with open(config, "w") as file:
-            json.dump(settings, file)
-        train = os.path.join(folder, "train.py")
-        with open(train) as file:
-            text = file.read()
-        patch = "import deepspeed\nimport deepspeed.ops\ndeepspeed.ops.__compatible_ops__['deepspeed_shm_comm'] = False\n"
-        with open(train, "w") as file:
-            file.write(text.replace("import deepspeed\n", patch, 1))
+        without_compiler(folder)
         return folder
 
     def test_deepspeed_has_the_losses_of_plain_training(self):
