@@ -32,6 +32,7 @@ impl Modules {
                 folder.add("model.py", include_str!("../templates/transformers/model.py"));
                 folder.add("shapes.py", include_str!("../templates/transformers/shapes.py"));
                 folder.add("adapters.py", include_str!("../templates/transformers/adapters.py"));
+                folder.add("base.py", include_str!("../templates/transformers/base.py"));
                 folder.add("convert.py", include_str!("../templates/transformers/convert.py"));
             }
         }

@@ -4,9 +4,12 @@ use crate::{Modules, training::matrices};
 use serde::Serialize;
 use serde_json::{Value, json};
 use spipe_base::Diagnostic;
+use spipe_cost::{Base, BaseFormat};
 use spipe_model::{
-    Adaptation, Architecture, Block, Lora, Matrix, Mlp, Model, Norm, Positions, QkNorm, RotaryScaling, Transformer,
+    Adaptation, Architecture, Block, Layer, Lora, Matrix, Mlp, Model, Norm, Positions, QkNorm, RotaryScaling,
+    Transformer,
 };
+use spipe_plan::Context;
 
 /// The sizes of a decoder, as `model.py` reads them.
 #[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
@@ -35,6 +38,22 @@ pub struct Network {
     tied: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     adapters: Option<Adapters>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    base: Option<NarrowBase>,
+}
+
+/// Frozen matrices in fewer bits, as bitsandbytes stores them.
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+struct NarrowBase {
+    format: &'static str,
+    bits: u32,
+    /// The numbers of a block with a constant of its own; zero if a row has one.
+    block: u64,
+    /// Whether constants of blocks are stored in 8 bits.
+    double: bool,
+    /// The numbers of all matrices.
+    parameters: u64,
 }
 
 /// The adapters of a model, as PEFT makes them.
@@ -108,7 +127,21 @@ impl Network {
             full_attention_layers: transformer.full_attention_layers,
             tied: transformer.tied,
             adapters: model.lora().map(|lora| adapters(model, lora)),
+            base: None,
         })
+    }
+
+    /// The network with the base that the plan of `context` stores in fewer bits.
+    pub fn on_base(self, context: &Context<'_>) -> Self {
+        let matrices = || context.model.layers().iter().flat_map(Layer::quantised);
+        let base = context.workload().formats.base.filter(Base::is_quantised).map(|base| NarrowBase {
+            format: base.format.name(),
+            bits: if base.format == BaseFormat::Int8 { 8 } else { 4 },
+            block: base.block,
+            double: base.double,
+            parameters: matrices().map(|tensor| tensor.elements()).sum(),
+        });
+        Self { base, ..self }
     }
 }
 

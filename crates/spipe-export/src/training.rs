@@ -2,17 +2,22 @@
 
 use crate::Modules;
 use spipe_base::{Diagnostic, Faults};
-use spipe_cost::{Formats, Mode, Optimizer};
-use spipe_model::{Lora, Matrix, Model};
+use spipe_cost::{Base, BaseFormat, Formats, Mode, Optimizer};
+use spipe_model::{Layer, Lora, Matrix, Model, Tensor};
 use spipe_plan::Plan;
 
-/// The optimizers of an engine, and whether it trains adapters.
+/// The formats of a base that bitsandbytes stores and trains adapters on.
+const BASES: [BaseFormat; 3] = [BaseFormat::Nf4, BaseFormat::Fp4, BaseFormat::Int8];
+
+/// The optimizers of an engine, whether it trains adapters, and on which bases.
 #[derive(Clone, Copy, Debug)]
 pub struct Training {
     /// The optimizers.
     pub optimizers: &'static [Optimizer],
     /// Whether it trains adapters, if the layers have them.
     pub adapters: bool,
+    /// Whether frozen matrices under adapters may be stored in fewer bits.
+    pub bases: bool,
 }
 
 impl Training {
@@ -34,7 +39,7 @@ impl Training {
             self.check_adapters(lora, (context.model, modules), &mut refuse);
         }
         if let Some(base) = workload.formats.base {
-            refuse(&format!("a base stored as {base}"), "plan without `option base`");
+            self.check_base(base, context.model, &mut refuse);
         }
         if workload.mode == Mode::Train {
             if !self.optimizers.contains(&workload.optimizer) {
@@ -48,6 +53,25 @@ impl Training {
             }
         }
         faults.or(())
+    }
+
+    fn check_base(self, base: Base, model: &Model, refuse: &mut impl FnMut(&str, &str)) {
+        let what = format!("a base stored as {base}");
+        if !self.bases {
+            refuse(
+                &what,
+                "`command export torch` of a pipeline stores it, by bitsandbytes; or plan without `option base`",
+            );
+        } else if !BASES.contains(&base.format) {
+            refuse(&what, "bitsandbytes has nf4, fp4 and int8");
+        } else if model.lora().is_none() {
+            refuse(&format!("{what} without adapters"), "plan with `option lora`, or without `option base`");
+        } else if model.layers().iter().any(has_experts) {
+            refuse(
+                &format!("experts in {base}"),
+                "bitsandbytes stores matrices of linear layers alone: plan without `option base`",
+            );
+        }
     }
 
     fn check_adapters(self, lora: &Lora, (model, modules): (&Model, Modules), refuse: &mut impl FnMut(&str, &str)) {
@@ -70,6 +94,11 @@ impl Training {
             refuse(part, "plan without them");
         }
     }
+}
+
+/// Whether a layer has one matrix for each expert, which classes of transformers keep in one parameter.
+fn has_experts(layer: &Layer) -> bool {
+    layer.quantised().iter().any(|tensor: &Tensor| tensor.count > 1)
 }
 
 /// The adapted matrices of a model.

@@ -62,6 +62,13 @@ const NAMES: [(&str, BaseFormat); 6] = [
     ("gptq-int4", BaseFormat::GptqInt4),
 ];
 
+impl BaseFormat {
+    /// Returns the name of the format.
+    pub fn name(self) -> &'static str {
+        NAMES.iter().find(|(_, format)| *format == self).map_or("", |(name, _)| name)
+    }
+}
+
 impl Base {
     /// Returns `format` with its usual sizes: blocks of 64 with double quantisation for 4-bit floats,
     /// groups of 128 for GPTQ.
@@ -113,9 +120,8 @@ impl Base {
 
 impl fmt::Display for Base {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = NAMES.iter().find(|(_, format)| *format == self.format).map_or("", |(name, _)| name);
         let usual = Self::usual(self.format);
-        write!(f, "{name}")?;
+        f.write_str(self.format.name())?;
         if self.block != usual.block {
             write!(f, ":block={}", self.block)?;
         }

@@ -31,6 +31,7 @@ const SCRIPTS: [(&str, &str); 5] = [
 const TRAINING: Training = Training {
     optimizers: &[Optimizer::Adamw, Optimizer::Adamw8bit, Optimizer::Adafactor, Optimizer::Lion, Optimizer::Sgd],
     adapters: true,
+    bases: true,
 };
 
 /// The folder that `torchrun` runs: scripts, settings and the order of `plan`, or another order of
@@ -81,7 +82,7 @@ fn checked(
     refusal::check(plan)?;
     TRAINING.check(plan, modules)?;
     let (context, placement) = (plan.context(), plan.placement());
-    let network = Network::of(context.model, modules)?;
+    let network = Network::of(context.model, modules)?.on_base(&context);
     let order = match custom {
         Some(order) => order.clone(),
         None => order_of(&context, placement)?,

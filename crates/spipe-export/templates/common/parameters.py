@@ -90,9 +90,14 @@ def fill(stages: Iterable[Stage], path: str | None, seed: int) -> None:
     """Reads, or draws, the parameters of these stages."""
     found = source(path, seed)
     for stage in stages:
-        for _, name, parameter in stage.names():
-            numbers = found.read(origin(stage, name), parameter.shape, 0, parameter.numel())
-            parameter.copy_(numbers.view(parameter.shape))
+        # Modules may be exchanged on the way.
+        for _, name, parameter in list(stage.names()):
+            numbers = found.read(origin(stage, name), parameter.shape, 0, parameter.numel()).view(parameter.shape)
+            receive = getattr(parameter, "receive", None)
+            if receive is None:
+                parameter.copy_(numbers)
+            else:
+                receive(numbers, stage.device, stage.dtype)
 
 
 def save(folder: str, rank: int, size: int, tensors: Mapping[str, Numbers], meet: Callable[[], None]) -> None:

@@ -14,7 +14,8 @@ def give_memory(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     """Gives memory to parameters that have only shapes. Their numbers are read or drawn later."""
     for inner in module.modules():
         for key, parameter in inner._parameters.items():
-            if parameter is not None:
+            # Parameters of other classes take their numbers themselves.
+            if type(parameter) is nn.Parameter:
                 empty = torch.empty(parameter.shape, dtype=dtype, device=device)
                 inner._parameters[key] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
         for key, buffer in inner._buffers.items():

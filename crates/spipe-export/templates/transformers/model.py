@@ -22,6 +22,7 @@ import transformers
 from torch import nn
 
 from adapters import adapt
+from base import narrow
 from shapes import exchanged, shapes_only, without_memory
 from storage import Fault
 
@@ -50,7 +51,7 @@ class Whole:
     # How each block is called, by shape, type and device of its input: the same for all stages of a process.
     calls: ClassVar[dict[tuple[object, ...], Calls]] = {}
 
-    def __init__(self, adapters: dict[str, Any] | None) -> None:
+    def __init__(self, adapters: dict[str, Any] | None, base: dict[str, Any] | None = None) -> None:
         if int(transformers.__version__.split(".")[0]) < OLDEST:
             raise Fault(f"transformers {transformers.__version__} is too old: `pip install 'transformers>={OLDEST}'`")
         try:
@@ -68,6 +69,8 @@ class Whole:
         if found is None:
             raise Fault(f"`{type(self.model).__name__}` has no list of {count} blocks")
         self.path, self.blocks = found
+        if base is not None:
+            narrow(self.blocks, base)
         inside = self.path + "."
         edges = {name: it for name, it in self.model.named_modules() if it._parameters and not name.startswith(inside)}
         for block in self.blocks:
@@ -209,7 +212,7 @@ def run_block(whole: Whole, index: int, x: torch.Tensor) -> torch.Tensor:
 
 def layers(model: dict[str, Any], indices: Iterable[int]) -> list[nn.Module]:
     """These layers of the model, whose parameters have no memory yet."""
-    whole = Whole(model.get("adapters"))
+    whole = Whole(model.get("adapters"), model.get("base"))
     found: list[nn.Module] = []
     for index in indices:
         if index == 0:

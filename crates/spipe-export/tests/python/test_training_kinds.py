@@ -15,8 +15,9 @@ CONFIG = {"model_type": "llama", "vocab_size": 256, "num_hidden_layers": 4, "hid
           "intermediate_size": 96, "max_position_embeddings": 64, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}  # fmt: skip
 
 
-def adapted(root, folder, out):
-    """Trains the same adapters by PEFT on the whole model; its losses, and the difference of the logits of what was saved."""
+def adapted(root, folder, out, stored=None):
+    """Trains the same adapters by PEFT on the whole model, whose base bitsandbytes may store in fewer bits; its losses, and the difference of
+    the logits of what was saved."""
     import peft
     import torch
     import torch.nn.functional as F
@@ -26,8 +27,17 @@ def adapted(root, folder, out):
     sys.path.insert(0, folder)
     from parameters import Random
 
+    settings = {"nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": torch.float32},
+                "fp4:single": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4", "bnb_4bit_compute_dtype": torch.float32},
+                "int8": {"load_in_8bit": True}}  # fmt: skip
+
     def base():
-        return transformers.AutoModelForCausalLM.from_pretrained(os.path.join(root, "base"), dtype=torch.float32).eval()
+        narrow = {"quantization_config": transformers.BitsAndBytesConfig(**settings[stored]), "device_map": "cpu"} if stored else {}
+        whole = transformers.AutoModelForCausalLM.from_pretrained(os.path.join(root, "base"), dtype=torch.float32, **narrow).eval()
+        for module in whole.modules():
+            # The form for inference on some processors has no backward.
+            module.support_avx512bf16_for_cpu = False
+        return whole
 
     whole = peft.get_peft_model(base(), peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj", "down_proj"])).eval()
     source, trained = Random(1), []
@@ -90,7 +100,8 @@ class Kinds(unittest.TestCase):
                 again = self.run_folder(folder, "--weight-decay", "0.01", "--checkpoint-dir", saved, "--resume", steps=8)
                 self.assertEqual(again, found[3:], kind)
 
-    def test_adapters_train_as_those_of_peft(self):
+    def save_model(self):
+        """A model of transformers with weights, and the file of its sizes."""
         import torch
         import transformers
 
@@ -105,6 +116,26 @@ class Kinds(unittest.TestCase):
         code, text = apart(self.root, save)
         self.assertEqual(code, 0, text)
         spipe("model", "import", config, "-o", os.path.join(self.root, "model.toml"))
+
+    def test_adapters_train_on_bases_of_bitsandbytes(self):
+        self.save_model()
+        found = {}
+        for stored in ("nf4", "fp4:single", "int8"):
+            path = self.plan(stored, os.path.join(self.root, "model.toml"), "--lora", "rank=4,alpha=8,targets=q,v,down", "--base", stored)
+            folder, out = os.path.join(self.root, stored), os.path.join(self.root, "peft.json")
+            spipe("export", "torch", path, "-o", folder, "--modules", "transformers", "--weights", os.path.join(self.root, "base"), "--data", TEXT,
+                  "--steps", STEPS)  # fmt: skip
+            found[stored] = self.run_folder(folder, "--save-weights", os.path.join(folder, "saved"), "--weight-decay", "0.01")
+            code, text = apart(self.root, lambda: adapted(self.root, folder, out, stored))
+            self.assertEqual(code, 0, text)
+            with open(out) as file:
+                expected = json.load(file)
+            self.near(found[stored], expected["losses"], stored)
+            self.assertLess(expected["off"], 1e-5, stored)
+        self.assertEqual(len({losses[0] for losses in found.values()}), 3, found)
+
+    def test_adapters_train_as_those_of_peft(self):
+        self.save_model()
         for engine, system in (("torch", "1f1b"), ("fsdp", "fsdp")):
             path = self.plan(f"lora-{engine}", os.path.join(self.root, "model.toml"), "--lora", "rank=4,alpha=8,targets=q,v,down", system=system)
             folder = os.path.join(self.root, engine)
@@ -129,6 +160,9 @@ class Kinds(unittest.TestCase):
         said = spipe("export", "torch", path, "-o", folder, code=3)
         self.assertIn("the plan has adapters of rank 4, which this export does not have", said)
         self.assertIn("`--modules transformers` has them, from PEFT", said)
+        path = self.plan("base", model(self.root, "llama"), "--lora", "rank=4,targets=q,v", "--base", "nf4", system="fsdp")
+        said = spipe("export", "fsdp", path, "-o", folder, code=3)
+        self.assertIn("the plan has a base stored as nf4, which this export does not have", said)
         path = self.plan("muon", model(self.root, "llama"), "--optimizer", "muon")
         said = spipe("export", "torch", path, "-o", folder, code=3)
         self.assertIn("the optimizer `muon` instead of adamw, adamw-8bit, adafactor, lion, sgd", said)
