@@ -18,17 +18,12 @@ class Unfilled(nn.Parameter):
     home: tuple[nn.Module, str]
     base: dict[str, Any]
 
-    def __new__(cls, shape: torch.Size, home: tuple[nn.Module, str], base: dict[str, Any]) -> Unfilled:
-        made: Unfilled = torch.Tensor._make_subclass(cls, torch.empty(()).expand(shape), False)  # type: ignore[attr-defined]
-        made.home, made.base = home, base
-        return made
-
     def receive(self, numbers: torch.Tensor, device: torch.device, dtype: torch.dtype) -> None:
         parent, name = self.home
         module = parent.get_submodule(name)
         # The matrices of GPT-2's classes are inputs × outputs.
         matrix = (numbers.t() if isinstance(module, Conv1D) else numbers).contiguous().to(dtype)
-        stored = four_bits(matrix, self.base, dtype) if self.base["bits"] == 4 else eight_bits(matrix)
+        stored: Any = four_bits(matrix, self.base, dtype) if self.base["bits"] == 4 else eight_bits(matrix)
         # On its way to the device the matrix becomes codes and constants.
         stored.weight = stored.weight.to(device)
         stored.bias = module.bias if isinstance(module.bias, nn.Parameter) else None
@@ -68,7 +63,8 @@ def narrow(blocks: Iterable[nn.Module], base: dict[str, Any]) -> None:
         for module in list(block.modules()):
             for name, inner in module.named_children():
                 if isinstance(inner, (nn.Linear, Conv1D)) and not inner.weight.requires_grad:
-                    inner.weight = Unfilled(inner.weight.shape, (module, name), base)
+                    matrix = Unfilled(torch.empty(()).expand(inner.weight.shape), requires_grad=False)
+                    matrix.home, matrix.base, inner.weight = (module, name), base, matrix
                     count += inner.weight.numel()
     if count != base["parameters"]:
         raise Fault(f"bitsandbytes {bitsandbytes.__version__} stores {count} numbers of these classes, the plan's base has {base['parameters']}")
