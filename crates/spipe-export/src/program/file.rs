@@ -210,7 +210,7 @@ impl ProgramFile {
             name: program.shape().name.clone(),
             fingerprint: crate::fingerprint::fingerprint(plan),
             model: network.clone(),
-            frozen: layers.enumerate().filter(|(_, layer)| !layer.trains).map(|(id, _)| id).collect(),
+            frozen: layers.enumerate().filter(|(_, layer)| !layer.learns()).map(|(id, _)| id).collect(),
             without_backward: program.shape().without_backward,
             batch: Batch::of(workload),
             precision: workload.precision.name().into(),

@@ -40,7 +40,7 @@ const SCRIPTS: [(&str, &str); 18] = [
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
 
-const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: false, bases: false };
+const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: true, bases: false };
 
 /// Whether a plan is beyond PyTorch's pipeline runtime and its hooks, and needs the interpreter.
 pub fn is_needed(plan: &Plan) -> bool {

@@ -31,11 +31,9 @@ class Copies:
         found = []
         for source in action.read("parameters", "updated", "gradients"):
             for target in (self.memory.at(buffer, iteration) for buffer in written):
-                layers = [layer for layer in self.memory.layout.held(source) if layer in target.layers]
-                if layers and source.id != target.id:
-                    count = sum(self.memory.layout.count(layer) for layer in layers)
-                    first, place = self.memory.layout.first(source, layers[0]), self.memory.layout.first(target, layers[0])
-                    found.append((self.memory.flat(source)[first : first + count], self.memory.flat(target)[place : place + count]))
+                if source.id != target.id:
+                    pieces = self.memory.layout.pairs(source, target)
+                    found.extend((here.of(self.memory.bytes(source)), there.of(self.memory.bytes(target))) for here, there in pieces)
         return found
 
     @torch.no_grad()

@@ -118,14 +118,14 @@ class Drives:
     def has(self, buffer: Buffer) -> bool:
         return buffer.memory in self.files
 
-    def part(self, buffer: Buffer, first: int, shape: torch.Size, dtype: torch.dtype | None = None) -> OnDrive:
-        """Some numbers of a buffer, from number `first` on."""
+    def part(self, buffer: Buffer, start: int, shape: torch.Size, stored: torch.dtype, dtype: torch.dtype | None = None) -> OnDrive:
+        """Some numbers of a buffer, from a byte on."""
         assert buffer.offset is not None
-        stored = self.layout.dtype(buffer)
-        return OnDrive(self.files[buffer.memory], buffer.offset + first * stored.itemsize, shape, stored, dtype)
+        return OnDrive(self.files[buffer.memory], buffer.offset + start, shape, stored, dtype)
 
     def whole(self, buffer: Buffer) -> OnDrive:
-        return self.part(buffer, 0, torch.Size([buffer.bytes // self.layout.dtype(buffer).itemsize]))
+        dtype = self.layout.dtype(buffer)
+        return self.part(buffer, 0, torch.Size([buffer.bytes // dtype.itemsize]), dtype)
 
     def copy(self, action: Action, _iteration: int) -> None:
         """Copies between a drive and host memory: whole buffers, or the table that a tied head shares."""
@@ -137,7 +137,8 @@ class Drives:
                 continue
             first, table = 0, self.layout.table
             if target.content == "shared" and source.content != "shared":
-                first = (self.layout.first(source, 0) + table.first) * self.layout.dtype(source).itemsize
+                piece = self.layout.pieces(source)[0, False]
+                first = piece.start + table.first * piece.dtype.itemsize
             self.files[source.memory].read(source.offset + first, self.memory.flat(target))
 
 

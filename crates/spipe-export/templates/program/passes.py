@@ -33,9 +33,9 @@ class Graph:
 
 @dataclass(frozen=True)
 class Saved:
-    """A saved tensor that is a view of a stage's parameters: its place behind their first number."""
+    """A saved tensor that is a view of a stage's parameters: which of them, and its place behind the first number."""
 
-    shared: bool
+    base: int
     first: int
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -60,12 +60,11 @@ class Stage:
 
     def bind(self, parameters: Buffer, shared: Buffer | None) -> None:
         """Lets the layers read their parameters from these places."""
-        self.bases = [self.memory.flat(parameters)]
+        self.bases = [self.memory.all(parameters, added) for added in (False, True)]
         for layer in self.layers:
-            numbers, trains = self.memory.layer(parameters, layer), layer not in self.program.frozen
+            numbers, trains = [self.memory.layer(parameters, layer, added) for added in (False, True)], layer not in self.program.frozen
             for tensor in self.memory.layout.tensors[layer]:
-                view = numbers[tensor.first : tensor.first + tensor.count].view(tensor.shape)
-                self.set(layer, tensor.name, view, trains and tensor.trains)
+                self.set(layer, tensor.name, numbers[tensor.added][tensor.place].view(tensor.shape), trains and tensor.trains)
         if self.program.model["tied"] and self.table[0] in self.layers:
             source = shared if shared is not None else parameters
             self.bases.append(self.memory.flat(source))
@@ -98,8 +97,7 @@ class Stage:
         for layer in self.layers:
             for name, leaf in self.trained(layer):
                 tensor = next(tensor for tensor in self.memory.layout.tensors[layer] if tensor.name == name)
-                numbers = self.memory.layer(gradients, layer)[tensor.first : tensor.first + tensor.count]
-                leaf.grad = numbers.view(tensor.shape)
+                leaf.grad = self.memory.learnt(gradients, layer)[tensor.place].view(tensor.shape)
         if shared is not None:
             self.leaves[self.table].grad = self.memory.table(shared).view(self.memory.layout.table.shape)
 
@@ -108,12 +106,12 @@ class Stage:
             if tensor.untyped_storage().data_ptr() == base.untyped_storage().data_ptr() and tensor.dtype == base.dtype:
                 first = int(tensor.storage_offset()) - int(base.storage_offset())
                 if 0 <= first < len(base):
-                    return Saved(index == 1, first, tuple(tensor.shape), tuple(tensor.stride()))
+                    return Saved(index, first, tuple(tensor.shape), tuple(tensor.stride()))
         return self.holder.hold(tensor) if self.holder is not None else tensor
 
     def unpack(self, saved: Saved | Held | torch.Tensor) -> torch.Tensor:
         if isinstance(saved, Saved):
-            base = self.bases[int(saved.shared)]
+            base = self.bases[saved.base]
             return base.as_strided(saved.size, saved.stride, base.storage_offset() + saved.first)
         if isinstance(saved, torch.Tensor):
             return saved

@@ -62,8 +62,8 @@ class Steps:
             for layer in buffer.layers:
                 if layer not in layout.held(state):
                     continue
-                stored, first = self.memory.layer(buffer, layer), layout.first(state, layer)
-                summed = self.memory.layer(gradients, layer) if gradients is not None else stored
+                stored, first = self.memory.learnt(buffer, layer), layout.first(state, layer)
+                summed = self.memory.learnt(gradients, layer) if gradients is not None else stored
                 for run in layout.trained(layer):
                     place, own = slice(first + run.start, first + run.stop), stored[run]
                     found.append(Part(own, master[place] if master is not None else own, summed[run], mean[place], square[place]))

@@ -20,7 +20,7 @@ from drives import Drives
 from engine import Engine
 from evaluate import Evaluation
 from loop import HERE, arguments, say
-from memory import Layout, Memory
+from memory import Layout, Memory, Piece
 from program import Buffer, Program
 from steps import LEFT_OUT
 from storage import Fault, Numbers
@@ -110,15 +110,15 @@ class Training:
             square.zero_()
             if master is None:
                 return
-            numbers = master
+            pieces = [(part, master[layout.first(buffer, part[0]) :]) for part in layout.parts(buffer)]
         elif buffer.content == "shared":
             numbers.copy_(source.read(layout.whole_name(0, layout.table.name), layout.table.shape, 0, len(numbers)))
             return
-        for layer in layout.held(buffer):
-            for tensor in layout.tensors[layer]:
-                first = layout.first(buffer, layer) + tensor.first
-                found = source.read(layout.whole_name(layer, tensor.name), tensor.shape, 0, tensor.count)
-                numbers[first : first + tensor.count].copy_(found)
+        else:
+            pieces = [(part, piece.of(numbers.view(torch.uint8))) for part, piece in layout.pieces(buffer).items()]
+        for (layer, added), own in pieces:
+            for tensor in (tensor for tensor in layout.tensors[layer] if tensor.added == added):
+                own[tensor.place].copy_(source.read(layout.whole_name(layer, tensor.name), tensor.shape, 0, tensor.count))
 
     def tensors(self, step: int) -> dict[str, Numbers]:
         """This process's part of a checkpoint."""
@@ -210,26 +210,33 @@ class Training:
 
 
 def save_weights(training: Training, folder: str) -> None:
-    """One file per process, and the index of all. Trained layers are written from their 32-bit copies."""
-    program, memory, layout = training.program, training.memory, training.memory.layout
-    homes: dict[int, Buffer] = {}
+    """One file per process, and the index of all; of adapters one file of PEFT. Trained layers are written from their 32-bit copies."""
+    program, memory, layout, rank = training.program, training.memory, training.memory.layout, training.world.rank
+    # Other processes may still step what this one saves.
+    training.world.barrier()
+    homes: dict[tuple[int, bool], Buffer] = {}
     for buffer in program.buffers:
         is_copy = buffer.content == "optimizer-state" and layout.has_master(buffer)
         if buffer.resident and (is_copy or buffer.content == "parameters"):
-            for layer in layout.held(buffer):
-                if layer not in homes or is_copy:
-                    homes[layer] = buffer
+            homes.update({part: buffer for part in layout.parts(buffer) if (part not in homes or is_copy) and part[1] == layout.adapts})
     tensors: dict[str, Numbers] = {}
-    for layer, buffer in homes.items():
-        rank = program.memories[buffer.memory]["rank"]
-        if (layer % training.world.size if rank is None else rank) == training.world.rank:
-            for tensor in layout.tensors[layer]:
-                place, name = layout.first(buffer, layer) + tensor.first, layout.whole_name(layer, tensor.name)
-                if training.drives.has(buffer):
-                    tensors[name] = training.drives.part(buffer, place, tensor.shape, torch.float32)
-                else:
-                    tensors[name] = memory.flat(buffer)[place : place + tensor.count].view(tensor.shape).float()
-    parameters.save(folder, training.world.rank, training.world.size, tensors, training.world.barrier)
+    for (layer, added), buffer in homes.items():
+        home = program.memories[buffer.memory]["rank"]
+        if (layer % training.world.size if home is None else home) != rank:
+            continue
+        is_copy = buffer.content == "optimizer-state"
+        piece = Piece(4 * layout.first(buffer, layer), layout.count(layer, added), torch.float32) if is_copy else layout.pieces(buffer)[layer, added]
+        for tensor in (tensor for tensor in layout.tensors[layer] if tensor.added == added):
+            name = layout.whole_name(layer, tensor.name)
+            if training.drives.has(buffer):
+                start = piece.start + tensor.first * piece.dtype.itemsize
+                tensors[name] = training.drives.part(buffer, start, tensor.shape, piece.dtype, torch.float32)
+            else:
+                tensors[name] = piece.of(memory.bytes(buffer))[tensor.place].view(tensor.shape).float()
+    if layout.adapts:
+        parameters.save_adapters(folder, rank, tensors, program.model["adapters"], training.world.barrier)
+    else:
+        parameters.save(folder, rank, training.world.size, tensors, training.world.barrier)
 
 
 def main() -> None:

@@ -73,12 +73,12 @@ class Kinds(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = folder.name
 
-    def plan(self, name, which, *options, system="1f1b"):
-        return plan(self.root, system, 2, *options, model=which, batch=4, name=name, search=("--effort", "low"))
+    def plan(self, name, which, *options, system="1f1b", devices=2, **more):
+        return plan(self.root, system, devices, *options, model=which, batch=4, name=name, search=("--effort", "low"), **more)
 
-    def run_folder(self, folder, *options, steps=STEPS):
-        codes, texts = script(folder, 2, ["--steps", str(steps), "--learning-rate", str(RATE), "--cpu", *options])
-        self.assertEqual(codes, [0, 0], texts)
+    def run_folder(self, folder, *options, steps=STEPS, devices=2):
+        codes, texts = script(folder, devices, ["--steps", str(steps), "--learning-rate", str(RATE), "--cpu", *options])
+        self.assertEqual(codes, [0] * devices, texts)
         return losses(texts)
 
     def near(self, found, expected, what, most=1e-5):
@@ -134,25 +134,48 @@ class Kinds(unittest.TestCase):
             self.assertLess(expected["off"], 1e-5, stored)
         self.assertEqual(len({losses[0] for losses in found.values()}), 3, found)
 
+    def adapters(self, system, devices=2, **more):
+        """The losses with adapters under a system, and the folder with what was saved."""
+        engine = "fsdp" if system == "fsdp" else "torch"
+        path = self.plan(f"lora-{system}", os.path.join(self.root, "model.toml"), "--lora", "rank=4,alpha=8,targets=q,v,down", system=system,
+                         devices=devices, **more)  # fmt: skip
+        folder = os.path.join(self.root, f"{system}-{more.get('precision')}")
+        spipe("export", engine, path, "-o", folder, "--modules", "transformers", "--weights", os.path.join(self.root, "base"), "--data", TEXT,
+              "--steps", STEPS)  # fmt: skip
+        saves = ["--save-weights", os.path.join(folder, "saved"), "--weight-decay", "0.01"] if engine == "torch" else []
+        return self.run_folder(folder, *saves, devices=devices), folder
+
+    def peft(self, folder):
+        """The losses of PEFT, whose adapters those in the folder are."""
+        out = os.path.join(self.root, "peft.json")
+        code, text = apart(self.root, lambda: adapted(self.root, folder, out))
+        self.assertEqual(code, 0, text)
+        with open(out) as file:
+            expected = json.load(file)
+        self.assertLess(expected["off"], 1e-5)
+        self.assertGreater(expected["moved"], 1e-4)
+        return expected["losses"]
+
     def test_adapters_train_as_those_of_peft(self):
         self.save_model()
-        for engine, system in (("torch", "1f1b"), ("fsdp", "fsdp")):
-            path = self.plan(f"lora-{engine}", os.path.join(self.root, "model.toml"), "--lora", "rank=4,alpha=8,targets=q,v,down", system=system)
-            folder = os.path.join(self.root, engine)
-            options = ("--modules", "transformers", "--weights", os.path.join(self.root, "base"), "--data", TEXT, "--steps", STEPS)
-            spipe("export", engine, path, "-o", folder, *options)
-            more = ["--save-weights", os.path.join(folder, "saved"), "--weight-decay", "0.01"] if engine == "torch" else []
-            found = self.run_folder(folder, *more)
-            if engine == "torch":
-                out = os.path.join(self.root, "peft.json")
-                code, text = apart(self.root, lambda: adapted(self.root, folder, out))
-                self.assertEqual(code, 0, text)
-                with open(out) as file:
-                    expected = json.load(file)
-                self.near(found, expected["losses"], engine)
-                self.assertLess(expected["off"], 1e-5)
-                self.assertGreater(expected["moved"], 1e-4)
-            self.near(found, expected["losses"], engine)
+        found, folder = self.adapters("1f1b")
+        expected = self.peft(folder)
+        self.near(found, expected, "1f1b")
+        found, _ = self.adapters("fsdp")
+        self.near(found, expected, "fsdp")
+
+    def test_adapters_of_streamed_layers(self):
+        self.save_model()
+        found, folder = self.adapters("superpipeline", devices=1, memory="0.6 MiB", hosts=["cpu0"])
+        expected = self.peft(folder)
+        self.near(found, expected, "superpipeline")
+        with open(os.path.join(folder, "program.json")) as file:
+            self.assertIn("weights-in", file.read())
+        found, folder = self.adapters("spipe", memory="1 MiB", hosts=["cpu0"])
+        self.near(found, self.peft(folder), "spipe")
+        # Adapters of 32 bits lie beside parameters of 16.
+        found, _ = self.adapters("superpipeline", devices=1, memory="0.5 MiB", hosts=["cpu0"], precision="bf16")
+        self.near(found, expected, "bf16", 2e-2)
 
     def test_what_an_export_does_not_train_is_refused(self):
         path = self.plan("own", model(self.root, "llama"), "--lora", "rank=4,targets=q,v")
