@@ -77,10 +77,7 @@ impl Training {
     fn check_adapters(self, lora: &Lora, (model, modules): (&Model, Modules), refuse: &mut impl FnMut(&str, &str)) {
         let what = format!("adapters of rank {}", lora.rank);
         if !self.adapters {
-            refuse(
-                &what,
-                "`command export torch` of a pipeline and `command export fsdp` train them, or `command run`",
-            );
+            refuse(&what, "`command export torch` and `command export fsdp` train them, or `command run`");
         } else if modules == Modules::Own {
             refuse(&what, "`option modules transformers` has them, from PEFT");
         }

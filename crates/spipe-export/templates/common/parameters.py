@@ -114,7 +114,7 @@ def save(folder: str, rank: int, size: int, tensors: Mapping[str, Numbers], meet
             json.dump({"metadata": {}, "weight_map": homes}, file, indent=1)
 
 
-def save_adapters(folder: str, rank: int, tensors: dict[str, torch.Tensor], adapters: dict[str, Any], meet: Callable[[], None]) -> None:
+def save_adapters(folder: str, rank: int, tensors: Mapping[str, Numbers], adapters: dict[str, Any], meet: Callable[[], None]) -> None:
     """Writes the adapters of all processes as PEFT has them: one file, and their configuration."""
     os.makedirs(folder, exist_ok=True)
     write(os.path.join(folder, f"part-{rank:05}.safetensors"), {f"base_model.model.{name.replace('.default.', '.')}": it for name, it in tensors.items()})

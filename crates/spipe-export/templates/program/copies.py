@@ -28,7 +28,7 @@ class Copies:
             source = next(buffer for buffer, _ in action.reads if buffer.id != shared[0].id)
             return [(self.memory.table(source), self.memory.table(shared[0]))]
         written = action.written("parameters", "updated", "gradients")
-        found = []
+        found: list[tuple[torch.Tensor, torch.Tensor]] = []
         for source in action.read("parameters", "updated", "gradients"):
             for target in (self.memory.at(buffer, iteration) for buffer in written):
                 if source.id != target.id:
