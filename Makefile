@@ -83,7 +83,7 @@ test-torch: build $(TORCH_ENV)/ready
 ## The same, and interpreted programs of the demo's model for every system and family, and the steps of gpu-check-torch on cores.
 test-torch-all: test-torch
 	cd $(PYTHON_TESTS) && OMP_NUM_THREADS=1 SPIPE=$(CURDIR)/target/release/spipe \
-	  timeout 3000 $(CURDIR)/$(TORCH_ENV)/bin/python -B -m unittest -v all_programs all_parity all_gpu_check
+	  timeout 3000 $(CURDIR)/$(TORCH_ENV)/bin/python -B -m unittest -v all_programs all_parity all_kinds all_gpu_check
 
 $(TORCH_ENV)/ready: $(PYTHON_TESTS)/requirements.txt
 	@python3 -c 'import ensurepip, venv' || { echo "venv is missing (Debian: python3-venv)"; exit 1; }

@@ -68,6 +68,8 @@ def adapted(root, folder, out, stored=None):
 
 
 class Kinds(unittest.TestCase):
+    BASES = ("nf4",)
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -120,7 +122,7 @@ class Kinds(unittest.TestCase):
     def test_adapters_train_on_bases_of_bitsandbytes(self):
         self.save_model()
         found = {}
-        for stored in ("nf4", "fp4:single", "int8"):
+        for stored in self.BASES:
             path = self.plan(stored, os.path.join(self.root, "model.toml"), "--lora", "rank=4,alpha=8,targets=q,v,down", "--base", stored)
             folder, out = os.path.join(self.root, stored), os.path.join(self.root, "peft.json")
             spipe("export", "torch", path, "-o", folder, "--modules", "transformers", "--weights", os.path.join(self.root, "base"), "--data", TEXT,
@@ -132,7 +134,7 @@ class Kinds(unittest.TestCase):
                 expected = json.load(file)
             self.near(found[stored], expected["losses"], stored)
             self.assertLess(expected["off"], 1e-5, stored)
-        self.assertEqual(len({losses[0] for losses in found.values()}), 3, found)
+        self.assertEqual(len({losses[0] for losses in found.values()}), len(self.BASES), found)
 
     def adapters(self, system, devices=2, **more):
         """The losses with adapters under a system, and the folder with what was saved."""
@@ -171,8 +173,6 @@ class Kinds(unittest.TestCase):
         self.near(found, expected, "superpipeline")
         with open(os.path.join(folder, "program.json")) as file:
             self.assertIn("weights-in", file.read())
-        found, folder = self.adapters("spipe", memory="1 MiB", hosts=["cpu0"])
-        self.near(found, self.peft(folder), "spipe")
         # Adapters of 32 bits lie beside parameters of 16.
         found, _ = self.adapters("superpipeline", devices=1, memory="0.5 MiB", hosts=["cpu0"], precision="bf16")
         self.near(found, expected, "bf16", 2e-2)
