@@ -3,9 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
-use spipe_base::{Bytes, LaneRole, LayerRange, SimTime};
+use spipe_base::{Bytes, DataType, LaneRole, LayerId, LayerRange, Seconds, SimTime, Text};
 use spipe_cost::{CostTable, Mode, Workload};
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, LayerTimeFile};
 use spipe_model::{Model, Precision};
 use spipe_plan::{Context, Knob, Placement, Plan, Stage, StageFootprint, System, check, footprint};
 use spipe_schedule::{lower, order_of};
@@ -164,6 +164,44 @@ fn a_dram_and_its_pageable_view_are_one_memory() {
             let refused = fits([Some(home), Some(other)]).unwrap_err().to_string();
             assert!(refused.contains("on `dram0`, which has 128.0 GiB"), "{refused}");
         }
+    }
+}
+
+/// A measured backward takes more in two parts, and only there: one microbatch through two GPUs, whose passes wait for
+/// each other.
+#[test]
+fn backwards_in_two_parts_take_what_was_measured_for_them() {
+    let (model, plain) =
+        (Model::from_toml("gpt2", shipped(spipe_model::shipped(), "gpt2")).unwrap(), machine("rtx3090-x4-two-sockets"));
+    let workload = workload(1, Mode::Train);
+    let block = model.layers()[1.into()].signature(workload.batch());
+    let iteration = |system: System, split: Option<f64>| {
+        let mut file = plain.file().clone();
+        for gpu in &mut file.gpu {
+            gpu.layer_time = vec![LayerTimeFile {
+                layer: block.clone(),
+                data_type: DataType::Bf16,
+                forward: Text(Seconds::ms(1.0)),
+                backward_input: Text(Seconds::ms(1.0)),
+                backward_weight: Text(Seconds::ms(1.0)),
+                replay: None,
+                split: split.map(|ms| Text(Seconds::ms(ms))),
+            }];
+        }
+        let hardware = Hardware::from_file("measured", file).unwrap();
+        let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+        let context = Context { model: &model, hardware: &hardware, cost: &cost };
+        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
+        let stages = gpus.take(2).zip([(0, 6), (7, 13)]);
+        let stages = stages.map(|(gpu, (first, last))| {
+            Stage::new(gpu, LayerRange::new(LayerId::new(first), LayerId::new(last)).unwrap())
+        });
+        simulated(&context, &Placement::new(system, stages)).unwrap().to_seconds().to_ms()
+    };
+    for (system, blocks) in [(System::OneForwardOneBackward, 0.0), (System::ZbH1, 6.0)] {
+        let [without, with] = [None, Some(2.0)].map(|split| iteration(system, split));
+        // The second parts of both stages run at the same time, the last one's later by what the first needs for its own.
+        assert!((with - without - 2.0 * blocks).abs() < 0.01, "{system}: {without} and {with} ms");
     }
 }
 

@@ -38,6 +38,8 @@ pub struct LayerTime {
     pub backward_weight: Seconds,
     /// The additional time of the backward if activations were offloaded (measured devices only).
     pub replay: Seconds,
+    /// The additional time of a backward that runs in two parts (measured devices only).
+    pub split: Seconds,
     /// Bytes that the forward moves through the device's memory.
     pub forward_traffic: Bytes,
     /// Bytes that the backward moves through the device's memory.
@@ -331,7 +333,8 @@ pub(crate) fn layer_time(
         roofline.total(&more.backward_input)? + converting,
         roofline.total(&more.backward_weight)?,
     ];
-    let replay = measured(layer, workload, &roofline).map_or(Seconds::ZERO, |time| time.replay);
+    let [replay, split] =
+        measured(layer, workload, &roofline).map_or([Seconds::ZERO; 2], |time| [time.replay, time.split]);
     let training = workload.mode == Mode::Train;
     // A block with adapters has gradients inside it even if its input needs none.
     let adapted = layer.adaptation.is_some() && layer.learns() && layer.as_block().is_some();
@@ -361,6 +364,7 @@ pub(crate) fn layer_time(
         backward_input: longer(1),
         backward_weight: longer(2),
         replay: if passes || trains { replay } else { Seconds::ZERO },
+        split: if passes && trains { split } else { Seconds::ZERO },
         forward_traffic: roofline.traffic(&work.forward) + roofline.traffic(&more.forward),
         backward_traffic: moved(passes, &work.backward_input)
             + moved(passes, &more.backward_input)

@@ -344,6 +344,7 @@ fn layer_times(times: &[LayerTimeFile]) -> std::collections::BTreeMap<(String, c
             backward_input: time.backward_input.0,
             backward_weight: time.backward_weight.0,
             replay: time.replay.map_or(Seconds::ZERO, |time| time.0),
+            split: time.split.map_or(Seconds::ZERO, |time| time.0),
         };
         ((time.layer.clone(), time.data_type), measured)
     };

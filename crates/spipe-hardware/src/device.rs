@@ -70,6 +70,8 @@ pub struct MeasuredLayer {
     /// The additional time of the backward if only a part of the activations that it needs was
     /// offloaded and copied back.
     pub replay: Seconds,
+    /// The additional time of a backward that runs in two parts, of which the second comes later.
+    pub split: Seconds,
 }
 
 /// The source of a group of numbers.

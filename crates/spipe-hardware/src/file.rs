@@ -255,6 +255,9 @@ pub struct LayerTimeFile {
     /// The additional time of the backward if activations were offloaded: only the outputs of products with weights
     /// are copied, and the other activations are recomputed from them. Zero if all activations are copied.
     pub replay: Option<Text<Seconds>>,
+    /// The additional time of a backward that runs in two parts, of which the second comes later.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub split: Option<Text<Seconds>>,
 }
 
 /// The measurement that is the source of numbers.

@@ -460,7 +460,7 @@ tables! {
         matmul_fraction matmul_startup elementwise_fraction elementwise_startup rows fraction source
     }
     AttentionFile "table of attention" { length head_64 head_128 flash_2 source }
-    LayerTimeFile "layer time" { layer data_type forward backward_input backward_weight replay }
+    LayerTimeFile "layer time" { layer data_type forward backward_input backward_weight replay split }
     MeasuredFile "measurement" { date command spread }
     NvmeFile "nvme" { name capacity read write reserved latency source }
     NodeFile "node" { name source }

@@ -28,6 +28,7 @@ fn calibrated() -> HardwareFile {
         backward_input: Text(Seconds::ms(1.6)),
         backward_weight: Text(Seconds::ms(1.7)),
         replay: Some(Text(Seconds::ms(0.3))),
+        split: Some(Text(Seconds::ms(0.2))),
     });
     file.socket.push(socket);
     let mut gpu = GpuFile::new("gpu0", Bytes::gib(1), BytesPerSecond::gb(10.0));
@@ -61,6 +62,7 @@ fn measured_numbers_win_over_the_model() {
         backward_input: Seconds::ms(1.6),
         backward_weight: Seconds::ms(1.7),
         replay: Seconds::ms(0.3),
+        split: Seconds::ms(0.2),
     };
     assert_eq!(socket.layer_time("linear 1024×1024 batch 8", DataType::F32), Some(layer));
     assert_eq!(socket.layer_time("linear 1024×1024 batch 8", DataType::Bf16), None);

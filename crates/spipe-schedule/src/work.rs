@@ -15,6 +15,8 @@ pub(crate) struct StageWork {
     pub recompute: Work,
     pub backward_input: Work,
     pub backward_weight: Work,
+    /// What a backward takes more if its second part comes later.
+    pub split: Seconds,
 }
 
 impl StageWork {
@@ -42,7 +44,8 @@ impl StageWork {
             forward: sum(all.clone(), &|time| (time.forward, time.forward_traffic)),
             recompute: (recompute_time, recompute_traffic),
             backward_input: (input_time + replay, input_traffic),
-            backward_weight: sum(all, &|time| (time.backward_weight, half(time))),
+            backward_weight: sum(all.clone(), &|time| (time.backward_weight, half(time))),
+            split: sum(all, &|time| (time.split, Bytes::ZERO)).0,
         }
     }
 
@@ -61,6 +64,11 @@ impl StageWork {
         work.backward_input.0 = work.backward_input.0 + queueing(stage.layers, 1);
         work.backward_weight.0 = work.backward_weight.0 + queueing(stage.layers, 2);
         work
+    }
+
+    /// The second part of a backward, where it comes later than the first.
+    pub fn later_weight(&self) -> Work {
+        (self.backward_weight.0 + self.split, self.backward_weight.1)
     }
 
     /// The fused backward.

@@ -155,6 +155,7 @@ fn layer(rates: &LayerRates) -> MeasuredLayer {
         backward_weight: Seconds::s(rates.backward_weight_s),
         // PyTorch's hooks save and restore every tensor of the graph.
         replay: Seconds::ZERO,
+        split: Seconds::s(rates.backward_split_s),
         spread: rates.spread,
     }
 }

@@ -149,6 +149,8 @@ pub(super) fn measure(
         backward_input: backward.median * (per_layer * input_share),
         backward_weight: backward.median * (per_layer * (1.0 - input_share)),
         replay: replay.median * per_layer,
+        // The halves of the executor add up to its whole backward.
+        split: Seconds::ZERO,
         spread: forward.spread.max(backward.spread),
     })
 }

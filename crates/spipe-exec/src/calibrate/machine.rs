@@ -122,6 +122,7 @@ fn layer_times(measured: &Measured) -> Vec<LayerTimeFile> {
         backward_input: Text(layer.backward_input),
         backward_weight: Text(layer.backward_weight),
         replay: Some(Text(layer.replay)),
+        split: (layer.split > Seconds::ZERO).then_some(Text(layer.split)),
     };
     measured.layers.iter().map(file).collect()
 }

@@ -79,6 +79,7 @@ fn one(
         backward_input: Seconds::ZERO,
         backward_weight: Seconds::ZERO,
         replay: Seconds::ZERO,
+        split: Seconds::ZERO,
         spread: sample.spread,
     }
 }

@@ -19,7 +19,7 @@ use spipe_cost::Optimizer;
 use spipe_plan::{GradientsLeave, OrderKind, Plan, Update, uses_drives};
 use spipe_schedule::lower;
 
-const SCRIPTS: [(&str, &str); 18] = [
+const SCRIPTS: [(&str, &str); 19] = [
     ("train.py", include_str!("../../templates/program/train.py")),
     ("rates.py", include_str!("../../templates/common/rates.py")),
     ("program.py", include_str!("../../templates/program/program.py")),
@@ -37,6 +37,7 @@ const SCRIPTS: [(&str, &str); 18] = [
     ("world.py", include_str!("../../templates/program/world.py")),
     ("evaluate.py", include_str!("../../templates/program/evaluate.py")),
     ("worker.py", include_str!("../../templates/program/worker.py")),
+    ("bell.py", include_str!("../../templates/program/bell.py")),
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
 

@@ -17,6 +17,7 @@ try:
     import torch
     import torch.distributed as dist
     import torch.nn.functional as F
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
     from model import layer
 except ImportError as error:
@@ -205,7 +206,7 @@ class Bench:
         return self.clock.sample(run, most=50)
 
     def layer(self, kind, dtype):
-        """Forward, backward-input and backward-weight of one layer, in a chain of copies larger than caches."""
+        """Forward, backward and split backward of one layer, in a chain of copies larger than caches."""
         model, batch = self.request["model"], self.request["batch"]
         chain = torch.nn.Sequential(*(layer(model, kind["index"]) for _ in range(kind["copies"]))).to(self.device, dtype)
         with torch.no_grad():
@@ -233,13 +234,15 @@ class Bench:
             (_, y), ahead = timed(forward)
             _, back = timed(lambda: torch.autograd.backward(y, gradient))
             if reads:
-                return ahead, back, 0.0
+                return ahead, back, 0.0, 0.0
             x, y = forward()
-            return ahead, back, timed(lambda: torch.autograd.grad(y, [x], gradient))[1]
+            seed = torch.ones_like(y) if gradient is None else gradient
+            (_, groups), first = timed(lambda: stage_backward_input([y], [seed], [x], chain.parameters()))
+            return ahead, back, first, timed(lambda: stage_backward_weight(chain.parameters(), groups))[1]
 
-        ahead, back, first = (took / kind["copies"] for took in self.clock.sample(passes, kind["share"] / len(self.types)))
-        first = 0.0 if reads else min(first, back)
-        return {"forward-s": ahead, "backward-input-s": first, "backward-weight-s": back - first}
+        ahead, back, first, rest = (took / kind["copies"] for took in self.clock.sample(passes, kind["share"] / len(self.types)))
+        split, first = max(first + rest - back, 0.0) if not reads else 0.0, 0.0 if reads else min(first, back)
+        return {"forward-s": ahead, "backward-input-s": first, "backward-weight-s": back - first, "backward-split-s": split}
 
     def layers(self):
         found = []

@@ -19,19 +19,7 @@ from program import Action, Lane, Program, Wait
 from worker import Span, Worker
 from world import GRANTED, LAST, RING, STOPPING, Stopped, World
 
-# Seconds between two looks at what another process says: the least, and the most.
-LOOK, LATE = 1e-4, 2e-3
 STREAMS = ("compute", "h2d", "d2h", "channel")
-
-
-class Looks:
-    """Looks at what another process says: each after a sixteenth of the time that has passed, since who looks takes time of the cores."""
-
-    def __init__(self) -> None:
-        self.start = time.monotonic()
-
-    def wait(self) -> None:
-        time.sleep(min(max(LOOK, (time.monotonic() - self.start) / 16), LATE))
 
 
 class Engine:
@@ -55,6 +43,7 @@ class Engine:
         self.begins_matter = {wait.action for wait, _ in remote if wait.at_start}
         # Actions whose end another process waits for, and the thread that tells it.
         self.watched = {wait.action for wait, id in remote if program.lane_of(wait.action).owner != program.lane_of(id).rank}
+        self.bells = world.bells
         self.news: queue.SimpleQueue[tuple[torch.cuda.Event, int, int]] = queue.SimpleQueue()
 
     def is_here(self, lane: Lane, receives: bool) -> bool:
@@ -101,13 +90,9 @@ class Engine:
 
     def is_granted(self, iteration: int) -> bool:
         """Waits until an iteration may begin; false if there is none after the last one."""
-        control, looks = self.board.control, Looks()
-        while control[GRANTED] <= iteration:
-            self.world.check()
-            if control[LAST] <= iteration:
-                return False
-            looks.wait()
-        return True
+        control = self.board.control
+        self.until(0, lambda: control[GRANTED] > iteration or control[LAST] <= iteration)
+        return control[GRANTED] > iteration
 
     def run_action(self, worker: Worker, position: int, action: Action, iteration: int) -> None:
         cause = None if worker.receives else self.wait_for(worker, action, iteration)
@@ -140,6 +125,8 @@ class Engine:
         if event is not None:
             self.starts[action.id, iteration % RING] = event
         self.board.begun[action.id] = iteration + 1
+        if action.id in self.begins_matter:
+            self.bells.ring()
         with self.condition:
             self.begun[action.id] = iteration + 1
             self.condition.notify_all()
@@ -149,6 +136,8 @@ class Engine:
             self.events[action.id, iteration % RING] = event
         if event is None:
             self.board.ended[action.id] = iteration + 1
+            if action.id in self.watched:
+                self.bells.ring()
         elif action.id in self.watched:
             self.news.put((event, action.id, iteration + 1))
         self.actions.store.ended(action, iteration)
@@ -164,6 +153,7 @@ class Engine:
                 event, action, count = self.news.get(timeout=0.1)
                 event.synchronize()
                 self.board.ended[action] = count
+                self.bells.ring()
 
     def wait_for(self, worker: Worker, action: Action, iteration: int) -> str | None:
         """Waits for everything that an action needs; the cause of the wait that ended last."""
@@ -173,8 +163,8 @@ class Engine:
             if target <= self.first:
                 continue
             lane = self.program.lane_of(wait.action)
-            here = lane.rank == self.world.rank if wait.at_start else lane.owner == self.world.rank
-            if self.wait_here(worker, wait, target) if here else self.wait_there(wait, target):
+            owner = lane.rank if wait.at_start else lane.owner
+            if self.wait_here(worker, wait, target) if owner == self.world.rank else self.wait_there(owner, wait, target):
                 last = wait.cause
         return last
 
@@ -193,11 +183,11 @@ class Engine:
             event.synchronize()
         return waited
 
-    def wait_there(self, wait: Wait, target: int) -> bool:
+    def wait_there(self, rank: int, wait: Wait, target: int) -> bool:
         reached = self.board.begun if wait.at_start else self.board.ended
         if reached[wait.action] >= target:
             return False
-        self.until(lambda: reached[wait.action] >= target)
+        self.until(rank, lambda: reached[wait.action] >= target)
         return True
 
     def cross(self, worker: Worker, number: int, action: Action, iteration: int) -> None:
@@ -205,12 +195,12 @@ class Engine:
         lane, board = worker.lane, self.board
         slot = self.world.host.slot(lane.index, number)
         if worker.receives:
-            self.until(lambda: board.sent[action.id] > iteration)
+            self.until(lane.rank, lambda: board.sent[action.id] > iteration)
             self.actions.cross(action, iteration, slot, receives=True)
         else:
             past, place = divmod(number - 2, len(lane.actions))
             if past >= self.first:
-                self.until(lambda: board.ended[lane.actions[place].id] > past)
+                self.until(lane.owner, lambda: board.ended[lane.actions[place].id] > past)
             self.actions.cross(action, iteration, slot, receives=False)
         if worker.stream is not None:
             worker.stream.synchronize()
@@ -218,12 +208,16 @@ class Engine:
             board.ended[action.id] = iteration + 1
         else:
             board.sent[action.id] = iteration + 1
+        self.bells.ring()
 
-    def until(self, is_true: Callable[[], bool]) -> None:
-        looks = Looks()
-        while not is_true():
+    def until(self, rank: int, is_true: Callable[[], bool]) -> None:
+        """Sleeps until a process has written something on the board."""
+        while True:
+            heard = self.bells.heard(rank)
+            if is_true():
+                return
             self.world.check()
-            looks.wait()
+            self.bells.sleep(rank, heard)
 
     def advance(self, until: int, on_end: Callable[[int], None]) -> int:
         """Runs iterations up to `until`, or fewer if the training shall stop; the number that are over.
@@ -239,6 +233,7 @@ class Engine:
             if control[LAST] <= iteration:
                 break
             over[rank] = iteration + 1
+            self.bells.ring()
             if rank == 0:
                 self.until_others(iteration + 1)
                 on_end(iteration)
@@ -249,12 +244,14 @@ class Engine:
         control = self.board.control
         if control[STOPPING]:
             control[LAST] = min(control[LAST], max(control[GRANTED], iteration))
+            self.bells.ring()
             return
         last = min(iteration + 1 + self.ahead, until, control[LAST])
         for next in range(control[GRANTED], last):
             self.board.scale[next % RING] = self.scale
             self.board.factor[next % RING] = 1.0
         control[GRANTED] = max(control[GRANTED], last)
+        self.bells.ring()
 
     def wait_over(self, iteration: int) -> None:
         """Waits until all lanes of this process have ended an iteration."""
@@ -282,10 +279,14 @@ class Engine:
         self.world.check()
 
     def until_others(self, count: int) -> None:
-        looked, looks = time.monotonic(), Looks()
-        while min(self.board.over) < count:
-            self.world.check()
-            looks.wait()
-            if time.monotonic() > looked + 1.0:
-                looked = time.monotonic()
-                self.world.find_lost(self.board)
+        """Waits until an iteration is over in all processes."""
+        looked, over = time.monotonic(), self.board.over
+        for rank in range(self.world.size):
+            heard = self.bells.heard(rank)
+            while over[rank] < count:
+                self.world.check()
+                self.bells.sleep(rank, heard)
+                heard = self.bells.heard(rank)
+                if time.monotonic() > looked + 1.0:
+                    looked = time.monotonic()
+                    self.world.find_lost(self.board)

@@ -12,6 +12,7 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
+from bell import Bells
 from memory import Host
 from place import NODES, cores_of_socket, join, place
 from program import Program
@@ -84,6 +85,7 @@ class World:
         """Maps one memory into all processes. It has no name, and ends with the last of them."""
         host = Host(self.program)
         boards = [host.reserve(Board.bytes(self.program, self.size)) for _ in range(2)]
+        bells = host.reserve(Bells.bytes(self.size))
         place = torch.zeros(2, dtype=torch.int64)
         if self.rank == 0:
             self.file = os.memfd_create("spipe")
@@ -93,7 +95,7 @@ class World:
         if self.rank > 0:
             self.file = os.open(f"/proc/{int(place[0])}/fd/{int(place[1])}", os.O_RDWR)
         shared = host.map(self.file)
-        self.host = host
+        self.host, self.bells = host, Bells(shared, bells, self.size, self.rank)
         # That of training, on which failures are, and that of evaluations.
         self.board, self.evaluation = (Board(self.program, self.size, shared, start) for start in boards)
         self.board.processes[self.rank] = os.getpid()

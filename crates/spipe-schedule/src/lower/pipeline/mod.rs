@@ -217,7 +217,7 @@ impl<'a> PipelineLowering<'a> {
         let work = &self.stations[stage].work;
         let (kind, work) = match pass {
             Pass::BackwardInput => (ActionKind::BackwardInput, work.backward_input),
-            Pass::BackwardWeight => (ActionKind::BackwardWeight, work.backward_weight),
+            Pass::BackwardWeight => (ActionKind::BackwardWeight, work.later_weight()),
             _ => (ActionKind::Backward, work.backward()),
         };
         // The layers are named only if they are not the whole stage.
