@@ -155,22 +155,28 @@ fn keep_matrix_products_on_their_thread() {
     });
 }
 
-/// Makes the C library's allocator keep freed memory. By default it returns every large block to
-/// the system, and the next tensor of that size is mapped and cleared page by page.
+/// Makes the C library's allocator keep freed memory, in one heap for all threads. By default it returns every
+/// large block to the system, and the next tensor of that size is mapped and cleared page by page; with a heap for
+/// each thread, memory that one thread has freed is mapped anew for another. Measured on two cores, with four
+/// blocks of 50 M parameters in bf16: a step of ZeRO-Offload takes 5.3 s in place of 10.1 s, 25,000 page faults in
+/// place of 1.1 million, and 0.4 GB less of memory.
 fn keep_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         static ONCE: Once = Once::new();
         ONCE.call_once(|| {
-            // The largest threshold that the library accepts; the free memory kept at the end of a
-            // heap; the growth of a heap.
-            for (what, bytes) in
-                [(libc::M_MMAP_THRESHOLD, 32 << 20), (libc::M_TRIM_THRESHOLD, 1 << 30), (libc::M_TOP_PAD, 64 << 20)]
-            {
+            // Blocks that are mapped by themselves; heaps; the free memory kept at the end of a heap; the growth of
+            // a heap.
+            for (what, value) in [
+                (libc::M_MMAP_MAX, 0),
+                (libc::M_ARENA_MAX, 1),
+                (libc::M_TRIM_THRESHOLD, 1 << 30),
+                (libc::M_TOP_PAD, 64 << 20),
+            ] {
                 // SAFETY: only numbers go in; a value that is refused changes nothing.
                 #[expect(unsafe_code, reason = "a call of the C library")]
                 unsafe {
-                    libc::mallopt(what, bytes);
+                    libc::mallopt(what, value);
                 }
             }
         });
