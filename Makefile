@@ -149,9 +149,17 @@ pages-check: build
 
 .PHONY: gpu-check
 DEVICE ?= cuda:0
-## Rates, parity, memory cap, prediction error and tokens/s of a device, with the built binary: reports/gpu/.
+## Rates, systems under a cap beside their predictions and PyTorch, and parity of a device within nine minutes: reports/gpu/. It
+## wants a built spipe (SPIPE names another one) and Python, no toolchain; it goes on where it was stopped. GPU_CHECK="--skip
+## rates" leaves steps out; --help names all options.
+GPU_CHECK ?=
 gpu-check:
-	crates/spipe-cli/scripts/gpu-check.sh $(DEVICE)
+	$(PYTHON) -B crates/spipe-cli/scripts/device_check.py $(DEVICE) $(GPU_CHECK)
+
+.PHONY: gpu-check-short
+## Its first steps on cores that emulate a GPU, away from the committed reports, and the size of what goes to a GPU.
+gpu-check-short: build
+	cd crates/spipe-cli/scripts && SPIPE=$(CURDIR)/target/release/spipe $(PYTHON) -B -m unittest -v test_device_check
 
 .PHONY: gpu-check-torch
 ## Exported plans on a GPU beside their predictions and a plain loop, within four minutes: reports/gpu/cuda-0/torch.md. It wants a
@@ -160,7 +168,9 @@ gpu-check-torch:
 	$(PYTHON) -B crates/spipe-export/scripts/gpu_check.py
 
 .PHONY: software-gpu-check
-## The same on a program that plays a GPU: Mesa's llvmpipe, or whatever Vulkan finds first (Debian: mesa-vulkan-drivers).
+## The same on a program that plays a GPU: Mesa's llvmpipe, or whatever Vulkan finds first (Debian: mesa-vulkan-drivers). First
+## kernels of GPUs beside those of cores.
 software-gpu-check:
-	$(CARGO) build --release --locked --target-dir target/wgpu -p spipe --features wgpu
-	SPIPE=target/wgpu/release/spipe crates/spipe-cli/scripts/gpu-check.sh wgpu:0
+	$(CARGO) test --release --locked --target-dir target/wgpu -p spipe-exec --features wgpu --lib -- fused kernel_cache
+	$(CARGO) build --release --locked --target-dir target/wgpu -p spipe -p spipe-exec --features wgpu
+	SPIPE=target/wgpu/release/spipe $(PYTHON) -B crates/spipe-cli/scripts/device_check.py wgpu:0 $(GPU_CHECK)

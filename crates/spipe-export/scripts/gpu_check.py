@@ -12,7 +12,6 @@ import json
 import os
 import runpy
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -20,21 +19,20 @@ from collections.abc import Iterator
 import torch
 from yardstick import IGNORED, STEPS, TYPES, Yardstick, chain
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../spipe-cli/scripts"))
+from steps import Commands, Failed, gigabytes
+
 # Wanted on a GPU: bytes per second of copies, and the largest relative error of a prediction.
 COPIES, ERROR = 25e9, 0.15
 SYSTEMS = ("superpipeline", "zero-offload", "spipe")
 UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
-class Failed(Exception):
-    """A step that did not end well: its last words."""
-
-
 class Check:
     """The steps, and the report as far as it goes."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.end = options, time.monotonic() + options.limit
+        self.options, self.commands = options, Commands(options.limit)
         self.spipe = os.environ.get("SPIPE", "target/release/spipe")
         self.lines: list[str] = []
         self.unmet: list[str] = []
@@ -50,30 +48,15 @@ class Check:
     def path(self, name: str) -> str:
         return os.path.join(os.path.abspath(self.options.out), "torch", name)
 
-    def command(self, *words: object) -> str:
-        """Runs a command within what is left of the time; its output."""
-        left = self.end - time.monotonic()
-        if left < 1:
-            raise Failed("left out: the time is over")
-        try:
-            done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=left)
-        except subprocess.TimeoutExpired:
-            raise Failed("stopped: the time is over") from None
-        if done.returncode:
-            said = [line for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-            errors = [line for line in said if line.startswith("error") or "Error" in line]
-            raise Failed(f"code {done.returncode}: {(errors or said or ['no word'])[-1]}")
-        return done.stdout
-
     def own(self, what: str, *words: object) -> str:
         """Runs this script's own part in another process, under the cap."""
-        return self.command(sys.executable, "-B", os.path.abspath(__file__), "--part", what, "--cap", self.options.cap, *(["--cpu"] if self.options.cpu else []), *words)
+        return self.commands.run(sys.executable, "-B", os.path.abspath(__file__), "--part", what, "--cap", self.options.cap, *(["--cpu"] if self.options.cpu else []), *words)
 
     def calibrate(self) -> None:
         options = self.options
         device = "emulated:0" if options.cpu else "cuda:0"
         start = time.monotonic()
-        self.command(self.spipe, "calibrate", "--runtime", "pytorch", "--python", sys.executable, "--devices", f"{device},cpu:0", "--model", options.model,
+        self.commands.run(self.spipe, "calibrate", "--runtime", "pytorch", "--python", sys.executable, "--devices", f"{device},cpu:0", "--model", options.model,
                      "--seq-len", options.sequence, "--emulated-memory", options.cap, "--time-limit", f"{options.calibration}s",
                      "-o", self.path("machine.toml"), "--runtime-output", self.path("runtime.toml"))  # fmt: skip
         self.say(f"The profile was measured by `spipe calibrate --runtime pytorch` in {time.monotonic() - start:.0f} s.\n")
@@ -83,16 +66,16 @@ class Check:
     def plan(self, system: str, folder: str) -> None:
         options = self.options
         memory = ["--materialised-attention"] if options.cpu else []
-        self.command(self.spipe, "plan", "--model", options.model, "--hardware", self.path("machine.toml"), "--runtime", self.path("runtime.toml"),
+        self.commands.run(self.spipe, "plan", "--model", options.model, "--hardware", self.path("machine.toml"), "--runtime", self.path("runtime.toml"),
                      "--seq-len", options.sequence, "--global-batch", options.batch, "--microbatch", 1, "--precision", options.precision,
                      "--system", system, "--time-limit", "5s", "-o", f"{folder}.json", *memory)  # fmt: skip
-        self.command(self.spipe, "export", "torch", f"{folder}.json", "-o", folder)
+        self.commands.run(self.spipe, "export", "torch", f"{folder}.json", "-o", folder)
 
     def system(self, system: str) -> float:
         """Plans, predicts, exports and runs a system; its row, and milliseconds of a step."""
         folder = self.path(system)
         self.plan(system, folder)
-        predicted = json.loads(self.command(self.spipe, "simulate", f"{folder}.json", "--format", "json"))["iteration-ms"]
+        predicted = json.loads(self.commands.run(self.spipe, "simulate", f"{folder}.json", "--format", "json"))["iteration-ms"]
         trace = os.path.join(folder, "trace")
         text = self.own("train", folder, "--data", os.path.abspath(self.options.data), "--steps", STEPS, "--trace", trace)
         events = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
@@ -100,7 +83,7 @@ class Check:
         times = [event["duration-ms"] for event in events if event["event"] == "step" and IGNORED <= event["step"] < STEPS - 1]
         peak = next((event["peak-bytes"] for event in events if event["event"] == "end"), None)
         measured, error = statistics.median(times), predicted / statistics.median(times) - 1
-        self.command(self.spipe, "trace", "import", trace, "--plan", f"{folder}.json", "-o", f"{folder}.measured.json")
+        self.commands.run(self.spipe, "trace", "import", trace, "--plan", f"{folder}.json", "-o", f"{folder}.measured.json")
         rates = Rates(f"{folder}.measured.json", folder)
         inwards, outwards, steps = rates.copies("h2d"), rates.copies("d2h"), rates.optimizer()
         engine = "program" if os.path.exists(os.path.join(folder, "program.json")) else "PyTorch's pipeline"
@@ -189,10 +172,6 @@ def counts(folder: str) -> list[int]:
     layers, _ = chain(folder, "meta")
     seen: set[int] = set()
     return [sum(it.numel() for it in layer.parameters() if not (id(it) in seen or seen.add(id(it)))) for layer in layers]
-
-
-def gigabytes(rate: float | None) -> str:
-    return "-" if rate is None else f"{rate / 1e9:.1f} GB/s"
 
 
 def limit_memory(cap: str, is_gpu: bool) -> None:

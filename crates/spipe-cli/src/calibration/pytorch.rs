@@ -137,9 +137,12 @@ fn measured(rates: &DeviceRates, executor: &Executor) -> Measured {
         copies: rates.copies.as_ref().map(|copies| Copies {
             pinned: both(copies.pinned_bytes_per_second),
             pageable: both(copies.pageable_bytes_per_second),
+            // Exports copy from and to pinned memory.
+            run: both(copies.pinned_bytes_per_second),
         }),
         optimizer_rate: ParamsPerSecond::params(rates.optimizer_params_per_second),
         launch_floor: Seconds::s(rates.launch_floor_s),
+        round_trip: None,
         layers: rates.layers.iter().map(layer).collect(),
         skipped: Vec::new(),
         spread: rates.spread,

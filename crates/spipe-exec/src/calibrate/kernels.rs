@@ -28,6 +28,7 @@ pub(super) struct Kernels {
     pub copies: Option<Copies>,
     pub optimizer_rate: ParamsPerSecond,
     pub launch_floor: Seconds,
+    pub round_trip: Seconds,
 }
 
 /// Number of measurements that [`measure`] reports.
@@ -38,8 +39,11 @@ pub(super) fn shares(widths: usize, discrete_memory: bool) -> usize {
     COUNT + widths - 1 + usize::from(discrete_memory)
 }
 
-/// Sides of the square matrices.
-const SIDES: [usize; 7] = [32, 64, 128, 256, 512, 1024, 2048];
+/// Sides of the square matrices. The last two are those of devices with discrete memory: only there
+/// does it take that many tiles to give each processor some.
+const SIDES: [usize; 9] = [32, 64, 128, 256, 512, 1024, 2048, 4096, 8192];
+/// Number of sides on cores.
+const SIDES_ON_CORES: usize = 7;
 /// Numbers in each operand of a sum.
 const ELEMENTS: [usize; 6] = [1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22];
 /// Sides of the square matrices that a row is multiplied with.
@@ -60,7 +64,8 @@ pub(super) fn measure(
     tell: &(dyn Fn(String) + Sync),
 ) -> Kernels {
     let done = |what: &str| tell(what.to_owned());
-    let matmul = widths.iter().map(|width| (width.0, matmul((device, *width), clock))).collect();
+    let sides = &SIDES[..if discrete_memory { SIDES.len() } else { SIDES_ON_CORES }];
+    let matmul = widths.iter().map(|width| (width.0, matmul((device, *width), sides, clock))).collect();
     done("matrix products");
     let elementwise = elementwise(device, clock);
     done("sums of tensors");
@@ -76,9 +81,19 @@ pub(super) fn measure(
     done("copies");
     let optimizer_rate = optimizer_rate((device, discrete_memory), clock);
     done("optimizer");
-    let launch_floor = launch_floor(device, clock);
-    done("launch floor");
-    Kernels { matmul, elementwise, matvec, memory_bandwidth, copy_rate, copies, optimizer_rate, launch_floor }
+    let (launch_floor, round_trip) = launches(device, clock);
+    done("launches");
+    Kernels {
+        matmul,
+        elementwise,
+        matvec,
+        memory_bandwidth,
+        copy_rate,
+        copies,
+        optimizer_rate,
+        launch_floor,
+        round_trip,
+    }
 }
 
 /// Computes while `go_on` returns true.
@@ -110,13 +125,13 @@ fn timed<T>(device: &Device, work: impl FnOnce() -> T) -> Duration {
 }
 
 /// Rates of square products, from small to large, while the share of the time lasts.
-fn matmul((device, (_, width)): (&Device, Width), clock: &mut Clock) -> Vec<(Flops, FlopsPerSecond)> {
+fn matmul((device, (_, width)): (&Device, Width), sides: &[usize], clock: &mut Clock) -> Vec<(Flops, FlopsPerSecond)> {
     let mut left = clock.take(1);
     let mut points = Vec::new();
-    for (index, side) in SIDES.into_iter().enumerate() {
+    for (index, side) in sides.iter().copied().enumerate() {
         let start = Instant::now();
         let [a, b] = [(); 2].map(|()| cast(filled(device, [side, side]), width));
-        let share = left / (SIDES.len() - index) as u32;
+        let share = left / (sides.len() - index) as u32;
         let sample = repeat(share, || timed(device, || a.clone().matmul(b.clone())));
         let work = Flops::flop(2.0 * (side as f64).powi(3));
         points.push((work, FlopsPerSecond::flops(work.get() / clock.note(sample).median.get())));
@@ -191,12 +206,14 @@ fn copy_rate(device: &Device, clock: &mut Clock) -> BytesPerSecond {
     rate(Bytes::new(4 << 20), clock.note(sample).median)
 }
 
-/// Rates of copies to the device and from it, of pinned and of pageable memory.
+/// Rates of copies to the device and from it: of pinned memory, of pageable memory, and of whole
+/// actions, which leave the numbers where they were.
 fn copies(device: &Device, clock: &mut Clock) -> Copies {
-    let share = clock.take(1) / 4;
+    let share = clock.take(1) / 6;
     let matrix = filled(device, [COPIED >> 12, 1 << 10]);
     let numbers = transfer::numbers(&matrix);
     let fresh = || TensorData::new(numbers.clone(), matrix.dims());
+    let kept = fresh();
     let samples = [
         repeat(share, || {
             let mut data = fresh();
@@ -217,10 +234,16 @@ fn copies(device: &Device, clock: &mut Clock) -> Copies {
             black_box(transfer::to_host(&matrix).map(|data| transfer::copy(&data))).ok();
             start.elapsed()
         }),
+        repeat(share, || timed(device, || transfer::to_device(transfer::copy(&kept), device))),
+        repeat(share, || {
+            let start = Instant::now();
+            black_box(transfer::all_to_host([&matrix])).ok();
+            start.elapsed()
+        }),
     ];
-    let [pinned_in, pinned_out, pageable_in, pageable_out] =
+    let [pinned_in, pinned_out, pageable_in, pageable_out, run_in, run_out] =
         samples.map(|sample| rate(Bytes::new(COPIED as u64), clock.note(sample).median));
-    Copies { pinned: [pinned_in, pinned_out], pageable: [pageable_in, pageable_out] }
+    Copies { pinned: [pinned_in, pinned_out], pageable: [pageable_in, pageable_out], run: [run_in, run_out] }
 }
 
 fn optimizer_rate((device, discrete_memory): (&Device, bool), clock: &mut Clock) -> ParamsPerSecond {
@@ -253,10 +276,15 @@ fn optimizer_rate((device, discrete_memory): (&Device, bool), clock: &mut Clock)
     ParamsPerSecond::params(STEPPED as f64 / clock.note(sample).median.get())
 }
 
-fn launch_floor(device: &Device, clock: &mut Clock) -> Seconds {
+/// Launches queued before the device is waited for.
+const QUEUED: u32 = 1000;
+
+/// The time of a launch among many that are queued, and that of one that is waited for, on one
+/// number.
+fn launches(device: &Device, clock: &mut Clock) -> (Seconds, Seconds) {
     let one = filled(device, [1, 1]);
-    let sample = repeat_many(clock.take(1).min(Duration::from_millis(300)), 200, || {
-        finish(device, one.clone() + one.clone());
-    });
-    sample.median
+    let share = clock.take(1).min(Duration::from_millis(300)) / 2;
+    let queued = repeat(share, || timed(device, || (0..QUEUED).fold(one.clone(), |sum, _| sum + one.clone())) / QUEUED);
+    let waited = repeat_many(share, 200, || finish(device, one.clone() + one.clone()));
+    (clock.note(queued).median, waited.median)
 }

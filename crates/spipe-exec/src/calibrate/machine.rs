@@ -42,9 +42,9 @@ pub fn measured_machine(accelerators: &[Measured], socket: &Measured, machine: &
         let mut link = LinkFile::new(format!("pcie{index}"), [&name, "root0"], machine.link);
         link.latency = Some(Text(machine.latency));
         link.source = Some("set when the profile was made".into());
-        if let Some(Copies { pinned: [inbound, outbound], .. }) = accelerator.copies {
+        if let Some(Copies { run: [inbound, outbound], .. }) = accelerator.copies {
             (link.bandwidth, link.up, link.down) = (None, Some(Text(outbound)), Some(Text(inbound)));
-            link.source = Some("measured with copies of 64 MiB, pinned memory on the host's side".into());
+            link.source = Some("measured with copies of 64 MiB, as actions copy".into());
         }
         file.link.push(link);
     }

@@ -94,8 +94,10 @@ pub struct Measured {
     pub copies: Option<Copies>,
     /// AdamW by all cores.
     pub optimizer_rate: ParamsPerSecond,
-    /// The duration of an operation on one number.
+    /// The duration of an operation on one number, of many that are queued.
     pub launch_floor: Seconds,
+    /// The duration of such an operation that is waited for, if it was measured.
+    pub round_trip: Option<Seconds>,
     /// Each kind of layer of the model.
     pub layers: Vec<MeasuredLayer>,
     /// Layers that were skipped for lack of time, with reasons.
@@ -115,11 +117,12 @@ impl Measured {
 /// Rates of copies from host memory to a device, and back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Copies {
-    /// From and to pinned memory, which the device accesses directly: the rates of a profile's
-    /// links.
+    /// From and to pinned memory, which the device accesses directly.
     pub pinned: [BytesPerSecond; 2],
     /// From and to pageable memory, which a core copies first or last.
     pub pageable: [BytesPerSecond; 2],
+    /// As the actions of a run copy: the rates of a profile's links.
+    pub run: [BytesPerSecond; 2],
 }
 
 /// One kind of layer on one device, as the executor runs it.
@@ -309,6 +312,7 @@ fn measure(
         copies: kernels.copies,
         optimizer_rate: kernels.optimizer_rate,
         launch_floor: kernels.launch_floor,
+        round_trip: Some(kernels.round_trip),
         layers: Vec::new(),
         skipped: Vec::new(),
         spread: clock.largest_spread(),

@@ -58,14 +58,15 @@ fn a_short_calibration_measures_everything_in_time() {
     a_device_with_a_memory_of_its_own(&measured.devices, &parts);
 }
 
-/// Checks a device with discrete memory: its link has the measured rates of copies, and it has a
+/// Checks a device with discrete memory: its link has the rates that copies of a run were measured at, and it has a
 /// rate for each compute type.
 fn a_device_with_a_memory_of_its_own(devices: &[Measured], parts: &Unmeasured) {
     let mut real = Measured {
         executor: Executor::Cuda { index: 0 },
         copies: Some(Copies {
-            pinned: [24.0, 20.0].map(BytesPerSecond::gb),
+            pinned: [50.0, 45.0].map(BytesPerSecond::gb),
             pageable: [9.0, 8.0].map(BytesPerSecond::gb),
+            run: [24.0, 20.0].map(BytesPerSecond::gb),
         }),
         ..devices[0].clone()
     };
