@@ -58,7 +58,7 @@ pub use calibrate::{
 pub use data::{Batch, Data, DataError, Draw, ImageBatch, ImageShape, Images, Tokens};
 pub use device::{Backend, Binding, DeviceError, Executor, assign_cores, available};
 pub use error::RunError;
-pub use host::{Contention, Watch, host_memory};
+pub use host::{Allocator, Contention, HostWork, Watch, host_memory};
 pub use optimizer::{
     AdamW, Decay, Exchange, Extent, HalfMut, Numbers, Optimizer, Schedule, StepSettings, TensorState, UndoLog,
 };
@@ -68,7 +68,7 @@ pub use persist::{
     weights::{WeightsError, merge_adapter},
 };
 pub use reference::{Inferred, Reference, inferred, reference};
-pub use report::{Gradient, MemoryUse, Outputs, Report, Step};
+pub use report::{Gradient, MemoryUse, Outputs, Report, Step, ThreadWork};
 pub use runtime::{check_plan, check_weights, run, save_initial_weights, save_weights};
 pub use task_error::{NotFinite, TaskError};
 

@@ -1,6 +1,6 @@
 //! The results of a run.
 
-use crate::device::Binding;
+use crate::{device::Binding, host::HostWork};
 use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
 use spipe_base::Bytes;
 use spipe_trace::Trace;
@@ -24,6 +24,19 @@ pub struct Step {
     pub tokens: u64,
     /// The most bytes held in each memory since the step before.
     pub peaks: BTreeMap<String, Bytes>,
+    /// The work of the run's threads with memory since the step before.
+    pub work: Vec<ThreadWork>,
+}
+
+/// The work of a lane's thread, or of the cores of a device, with memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ThreadWork {
+    /// The name of the lane, or that of the device behind `cores of `.
+    pub name: String,
+    /// Whether layers are computed there. Their tensors are allocated by the library of the device.
+    pub computes: bool,
+    /// The work.
+    pub work: HostWork,
 }
 
 /// The gradient of one tensor, summed over the microbatches of a step.

@@ -10,13 +10,19 @@
 //! In host memory, what is quantised is a tensor of bytes.
 
 use crate::{
-    device::transfer::{self, copy, to_device, to_host},
+    device::{
+        arena::Arena,
+        cores,
+        transfer::{self, reshaped, to_device, to_host},
+        with_numbers,
+    },
+    host::{count_copied, count_moved},
     nn::{Matrix, Tensors, cast, layers::Unit},
-    optimizer::{Numbers, narrowed},
+    optimizer::{HalfMut, Numbers, NumbersMut, convert, narrowed},
     quantised::Format,
     task_error::TaskError,
 };
-use burn::tensor::{DType, Device, FloatDType, TensorData, bf16, f16};
+use burn::tensor::{DType, Device, FloatDType, Shape, TensorData, bf16, f16};
 use spipe_base::Bytes;
 use spipe_cost::{Base, BaseFormat, Mode, Workload};
 use std::{collections::BTreeMap, sync::Arc};
@@ -47,8 +53,11 @@ impl Stored {
         if computes_in(&matrix.device(), dtype.into()) {
             return Self::Own(cast(matrix, dtype));
         }
-        let data = TensorData::new(transfer::numbers(&matrix), matrix.dims());
-        Self::Narrow(Arc::new(to_dtype(data, dtype.into())))
+        let narrowed = with_numbers(&matrix, |wide| narrow(wide, matrix.dims(), dtype.into())).flatten();
+        let wide = || TensorData::new(transfer::numbers(&matrix), matrix.dims());
+        // Copies of it in host memory share its bytes.
+        let (bytes, shape, dtype) = narrowed.unwrap_or_else(|| to_dtype(wide(), dtype.into())).into_parts();
+        Self::Narrow(Arc::new(TensorData::from_bytes(bytes.shared(), shape, dtype)))
     }
 
     /// `data` in the memory of `device`, whose library may take over the memory of `data`.
@@ -57,6 +66,25 @@ impl Stored {
             true => Self::Own(to_device(data, device)),
             false => Self::Narrow(Arc::new(data)),
         }
+    }
+
+    /// `data` as a matrix of `shape` and type `dtype` that has been copied to the memory of `device`, which is that
+    /// of `arena` if its library does not compute in the type.
+    pub fn landed(
+        data: &TensorData,
+        (shape, dtype): ([usize; 2], DType),
+        (device, arena): (&Device, &Arc<Arena>),
+    ) -> Result<Self, TaskError> {
+        if !computes_in(device, dtype) {
+            return Ok(Self::Narrow(Arc::new(moved(data, (shape, dtype), arena)?)));
+        }
+        count_moved(data.as_bytes().len());
+        let here = match numbers(data) {
+            Ok(numbers) if *device == cores() => TensorData::new(numbers.widened(), shape),
+            _ if data.dtype() == dtype => reshaped(data.clone(), shape),
+            _ => converted(data, (shape, dtype), arena)?,
+        };
+        Ok(Self::Own(to_device(here, device)))
     }
 
     /// The tensor on `device` in type `dtype`.
@@ -82,14 +110,22 @@ impl Stored {
         })
     }
 
-    /// A copy in host memory.
+    /// The numbers in host memory; bytes that are there already are shared.
     ///
     /// # Errors
     /// A failure of the device that holds it.
     pub fn to_host(&self) -> Result<TensorData, TaskError> {
         match self {
             Self::Own(matrix) => to_host(matrix),
-            Self::Narrow(data) | Self::Quantised(_, _, data) => Ok(copy(data)),
+            Self::Narrow(data) | Self::Quantised(_, _, data) => Ok(TensorData::clone(data)),
+        }
+    }
+
+    /// The type of its numbers, or of its bytes.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Own(matrix) => matrix.dtype(),
+            Self::Narrow(data) | Self::Quantised(_, _, data) => data.dtype(),
         }
     }
 
@@ -137,7 +173,41 @@ pub(crate) fn all_on(tensors: StoredTensors, device: &Device, dtype: FloatDType)
     tensors.into_iter().map(|layer| layer.into_iter().map(on).collect()).collect()
 }
 
-/// Copies in host memory, as [`transfer::all_to_host`] makes them.
+/// Tensors that have been copied to host memory, each in a type of its own.
+///
+/// # Errors
+/// A failure of the device that holds them.
+pub(crate) fn all_moved(all: &[(&Stored, DType)], arena: &Arc<Arena>) -> Result<Vec<TensorData>, TaskError> {
+    let onto =
+        |matrix: &Matrix, dtype| with_numbers(matrix, |wide| from_wide(wide, (matrix.dims(), dtype), arena)).flatten();
+    let mut found = Vec::new();
+    let mut elsewhere = Vec::new();
+    for (stored, dtype) in all {
+        found.push(match stored {
+            Stored::Own(matrix) => onto(matrix, *dtype),
+            Stored::Narrow(data) | Stored::Quantised(_, _, data) => {
+                Some(moved(data, (data.shape().clone(), *dtype), arena)?)
+            }
+        });
+        if let (Some(None), Stored::Own(matrix)) = (found.last(), stored) {
+            elsewhere.push(matrix);
+        }
+    }
+    // One request for all tensors of a GPU; they stay in the pinned memory to which its engine copies them.
+    let read = if elsewhere.is_empty() { Vec::new() } else { transfer::all_to_host(elsewhere)? };
+    let mut read = read.into_iter();
+    let arrive = |(found, (_, dtype)): (Option<TensorData>, &(&Stored, DType))| match found {
+        Some(data) => Ok(data),
+        None => {
+            let data = read.next().ok_or("the device has left out a copy")?;
+            count_moved(data.as_bytes().len());
+            if data.dtype() == *dtype { Ok(data) } else { converted(&data, (data.shape().clone(), *dtype), arena) }
+        }
+    };
+    found.into_iter().zip(all).map(arrive).collect()
+}
+
+/// Tensors in host memory, as [`transfer::all_to_host`] copies them; bytes that are there already are shared.
 ///
 /// # Errors
 /// A failure of the device that holds them.
@@ -146,7 +216,7 @@ pub(crate) fn all_to_host<'a>(all: impl Iterator<Item = &'a Stored> + Clone) -> 
     let mut read = transfer::all_to_host(own)?.into_iter();
     let numbers = |stored: &Stored| match stored {
         Stored::Own(_) => read.next(),
-        Stored::Narrow(data) | Stored::Quantised(_, _, data) => Some(copy(data)),
+        Stored::Narrow(data) | Stored::Quantised(_, _, data) => Some(TensorData::clone(data)),
     };
     all.map(numbers).collect::<Option<_>>().ok_or_else(|| "the device has left out a copy".into())
 }
@@ -169,6 +239,74 @@ pub(crate) fn to_dtype(data: TensorData, dtype: DType) -> TensorData {
         (Ok(Numbers::F32(wide)), DType::F16) => TensorData::new(narrowed::<f16>(wide), shape),
         (Ok(narrow), DType::F32) => TensorData::new(narrow.widened(), shape),
         _ => data.convert_dtype(dtype),
+    }
+}
+
+/// f32 numbers in 16 bits; none for other types.
+fn narrow(wide: &[f32], shape: [usize; 2], dtype: DType) -> Option<TensorData> {
+    match dtype {
+        DType::BF16 => Some(TensorData::new(narrowed::<bf16>(wide), shape)),
+        DType::F16 => Some(TensorData::new(narrowed::<f16>(wide), shape)),
+        _ => None,
+    }
+}
+
+/// f32 numbers that a core has moved to `arena` in the place of a copy engine; none for a type of bytes.
+fn from_wide(wide: &[f32], (shape, dtype): ([usize; 2], DType), arena: &Arc<Arena>) -> Option<TensorData> {
+    let mut to = arena.tensor(shape, dtype);
+    convert(Numbers::F32(wide), numbers_mut(&mut to)?);
+    count_moved(size_of_val(wide));
+    Some(to)
+}
+
+/// A copy of `data` in the memory of `arena`, in another shape and type: the work of a copy engine.
+///
+/// # Errors
+/// A type that is none of numbers.
+pub(crate) fn moved(
+    data: &TensorData,
+    (shape, dtype): (impl Into<Shape>, DType),
+    arena: &Arc<Arena>,
+) -> Result<TensorData, TaskError> {
+    if data.dtype() == dtype {
+        return Ok(transfer::moved(data, shape, arena));
+    }
+    count_moved(data.as_bytes().len());
+    turned(data, (shape, dtype), arena)
+}
+
+/// The same, as the work of a core beside a copy engine.
+fn converted(data: &TensorData, kind: (impl Into<Shape>, DType), arena: &Arc<Arena>) -> Result<TensorData, TaskError> {
+    count_copied(data.as_bytes().len());
+    turned(data, kind, arena)
+}
+
+fn turned(
+    data: &TensorData,
+    (shape, dtype): (impl Into<Shape>, DType),
+    arena: &Arc<Arena>,
+) -> Result<TensorData, TaskError> {
+    let mut to = arena.tensor(shape, dtype);
+    convert(numbers(data)?, numbers_mut(&mut to).ok_or("numbers become something that is none")?);
+    Ok(to)
+}
+
+/// The numbers of a tensor in host memory, to be changed; none if it has bytes.
+pub(crate) fn numbers_mut(data: &mut TensorData) -> Option<NumbersMut<'_>> {
+    match data.dtype() {
+        DType::F32 => data.as_mut_slice().ok().map(NumbersMut::F32),
+        DType::BF16 => data.as_mut_slice().ok().map(NumbersMut::Bf16),
+        DType::F16 => data.as_mut_slice().ok().map(NumbersMut::F16),
+        _ => None,
+    }
+}
+
+/// The numbers of a tensor of 16 bits in host memory, to be changed; none if it is of another type.
+pub(crate) fn halves_mut(data: &mut TensorData) -> Option<HalfMut<'_>> {
+    match data.dtype() {
+        DType::BF16 => data.as_mut_slice().ok().map(HalfMut::Bf16),
+        DType::F16 => data.as_mut_slice().ok().map(HalfMut::F16),
+        _ => None,
     }
 }
 

@@ -83,6 +83,7 @@ pub fn run(what: &args::Run, given: &Given, format: Format) -> Result<(), Failur
     }
     if let Some(target) = target {
         target.write(spipe_trace::to_json(&report.trace).as_bytes())?;
+        tracing::info!("the trace is written");
     }
     Ok(())
 }

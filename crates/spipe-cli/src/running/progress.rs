@@ -6,7 +6,7 @@ use crate::{Failure, args::Format, interrupt, output};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 use spipe_base::readable::per_second;
-use spipe_exec::{Outputs, Report, Step};
+use spipe_exec::{Outputs, Report, Step, ThreadWork};
 use std::{
     collections::BTreeMap,
     io::IsTerminal,
@@ -45,6 +45,30 @@ struct StepLine<'a> {
     tokens_per_second: f64,
     remaining_s: f64,
     peak_bytes: BTreeMap<&'a str, u64>,
+    threads: Vec<ThreadLine<'a>>,
+}
+
+/// The work of a lane's thread, or of the cores of a device, with memory in one step.
+#[derive(Serialize)]
+#[serde(rename_all = "kebab-case")]
+struct ThreadLine<'a> {
+    name: &'a str,
+    page_faults: u64,
+    large_allocations: u64,
+    moved_bytes: u64,
+    copied_bytes: u64,
+}
+
+impl<'a> From<&'a ThreadWork> for ThreadLine<'a> {
+    fn from(thread: &'a ThreadWork) -> Self {
+        Self {
+            name: &thread.name,
+            page_faults: thread.work.faults,
+            large_allocations: thread.work.allocations,
+            moved_bytes: thread.work.moved.get(),
+            copied_bytes: thread.work.copied.get(),
+        }
+    }
 }
 
 /// The end of a run as a line of JSON.
@@ -127,6 +151,7 @@ impl Progress {
             tokens_per_second: rate,
             remaining_s: self.seconds / f64::from(self.here) * f64::from(left),
             peak_bytes: step.peaks.iter().map(|(memory, bytes)| (memory.as_str(), bytes.get())).collect(),
+            threads: step.work.iter().map(ThreadLine::from).collect(),
         })
     }
 

@@ -6,8 +6,10 @@ use super::{
 };
 use crate::{
     actions::Outcome,
+    device::arena::Arena,
+    host::{count_copied, count_moved},
     nn::passes::SavedActivations,
-    optimizer::{Slot, TensorState, read_numbers, write_numbers},
+    optimizer::{Slot, TensorState},
     persist::drive::{DriveFile, DrivePlace},
     task_error::TaskError,
 };
@@ -15,7 +17,7 @@ use burn::tensor::{DType, Shape, TensorData};
 use spipe_base::{BufferId, Bytes, MemoryId};
 use std::{
     collections::BTreeMap,
-    io::{self, Write},
+    io::{self, Read, Write},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -50,21 +52,22 @@ impl Drives {
             Spot::New(bytes) => file.add(bytes, fill),
             Spot::Lent(bytes) => file.lend(bytes, fill),
         };
-        written.map_err(|error| TaskError::drive(file.path(), "written", &error))
+        let written = written.map_err(|error| TaskError::drive(file.path(), "written", &error))?;
+        count(&written);
+        Ok(written)
     }
 
-    /// Reads what is at a place, whose bytes must be those that were written last. `parse` returns none
-    /// if there are too few.
+    /// Reads what is at a place, whose bytes must be those that were written last.
     fn get<T>(
         &self,
         memory: MemoryId,
         place: &DrivePlace,
-        parse: impl FnOnce(&mut &[u8]) -> Option<T>,
+        parse: impl FnOnce(&mut dyn Read) -> io::Result<T>,
     ) -> Result<T, TaskError> {
         let file = self.file(memory)?;
-        let bytes = file.read(place).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
-        parse(&mut bytes.as_slice())
-            .ok_or_else(|| TaskError::inconsistent(format!("`{}` holds too few numbers", file.path().display())))
+        let found = file.read(place, parse).map_err(|error| TaskError::drive(file.path(), "read", &error))?;
+        count(place);
+        Ok(found)
     }
 
     /// Writes a state: to its place, or to a new one.
@@ -97,22 +100,34 @@ impl Drives {
         Ok(Value::HostOnDrive(Box::new(LayersOnDrive { place, tensors: layers.iter().map(described).collect() })))
     }
 
-    /// Reads parameters.
-    fn read_layers(&self, memory: MemoryId, kept: &LayersOnDrive) -> Result<Vec<Arc<HostLayer>>, TaskError> {
-        self.get(memory, &kept.place, |left| {
-            kept.tensors.iter().map(|layer| read_tensors(left, layer.iter()).map(Arc::new)).collect()
+    /// Reads parameters to the memory of `arena`.
+    fn read_layers(
+        &self,
+        memory: MemoryId,
+        kept: &LayersOnDrive,
+        arena: &Arc<Arena>,
+    ) -> Result<Vec<Arc<HostLayer>>, TaskError> {
+        self.get(memory, &kept.place, |from| {
+            kept.tensors.iter().map(|layer| read_tensors(from, layer.iter(), arena).map(Arc::new)).collect()
         })
     }
 
-    /// Reads a state.
-    fn read(&self, memory: MemoryId, kept: &OnDrive) -> Result<State, TaskError> {
-        self.get(memory, &kept.place, |left| read_state(left, kept))
+    /// Reads a state to the memory of `arena`.
+    fn read(&self, memory: MemoryId, kept: &OnDrive, arena: &Arc<Arena>) -> Result<State, TaskError> {
+        self.get(memory, &kept.place, |from| read_state(from, kept, arena))
     }
 
     /// The files that the system's cache stands before, because they take no direct transfers.
     pub fn buffered(&self) -> impl Iterator<Item = String> {
         self.files.values().filter(|file| !file.is_direct()).map(|file| file.path().display().to_string())
     }
+}
+
+/// Counts the bytes of a transfer: a drive moves them to or from memory that is aligned for it, a core from there
+/// to the tensors or back.
+fn count(place: &DrivePlace) {
+    count_moved(place.bytes());
+    count_copied(place.bytes());
 }
 
 /// Where bytes are written in the file of a drive.
@@ -135,37 +150,36 @@ impl Spot {
 /// Writes parameters in f32, then the states of all tensors.
 fn write_state(out: &mut dyn Write, state: &State) -> io::Result<()> {
     for data in state.master.iter().flatten().flatten() {
-        write_numbers(out, data.as_slice::<f32>().map_err(|error| io::Error::other(format!("{error:?}")))?)?;
+        out.write_all(data.as_bytes())?;
     }
     state.tensors.iter().flatten().try_for_each(|tensor| tensor.write(out))
 }
 
 /// Tensors of these types and shapes, one after the other.
-fn read_tensors<'a>(bytes: &mut &[u8], kept: impl Iterator<Item = &'a (DType, Shape)>) -> Option<Vec<TensorData>> {
+fn read_tensors<'a>(
+    from: &mut dyn Read,
+    kept: impl Iterator<Item = &'a (DType, Shape)>,
+    arena: &Arc<Arena>,
+) -> io::Result<Vec<TensorData>> {
     let tensor = |(dtype, shape): &(DType, Shape)| {
-        let (here, rest) = bytes.split_at_checked(dtype.size() * shape.num_elements())?;
-        *bytes = rest;
-        Some(TensorData::from_bytes_vec(here.to_vec(), shape.clone(), *dtype))
+        let mut read = Ok(());
+        let data = arena.filled(shape.clone(), *dtype, |to| read = from.read_exact(to));
+        read.map(|()| data)
     };
     kept.map(tensor).collect()
 }
 
-fn read_state(bytes: &mut &[u8], kept: &OnDrive) -> Option<State> {
-    let mut master = |shape: &Shape| {
-        let mut numbers = vec![0.0_f32; shape.num_elements()];
-        read_numbers(&mut numbers, bytes)?;
-        Some(TensorData::new(numbers, shape.clone()))
+fn read_state(from: &mut dyn Read, kept: &OnDrive, arena: &Arc<Arena>) -> io::Result<State> {
+    let mut master = |shapes: &Vec<Shape>| {
+        let kinds: Vec<_> = shapes.iter().map(|shape| (DType::F32, shape.clone())).collect();
+        read_tensors(from, kinds.iter(), arena)
     };
-    let mut layer = |shapes: &Vec<Shape>| shapes.iter().map(&mut master).collect::<Option<HostLayer>>();
-    let masters = kept.masters.as_ref().map(|layers| layers.iter().map(&mut layer).collect::<Option<Vec<_>>>());
-    let masters = match masters {
-        Some(found) => Some(found?),
-        None => None,
-    };
-    let mut tensor = |(slots, steps): &(Vec<Slot>, u32)| TensorState::read((slots, *steps), bytes);
-    let mut layer = |states: &Vec<(Vec<Slot>, u32)>| states.iter().map(&mut tensor).collect::<Option<Vec<_>>>();
-    let tensors = kept.tensors.iter().map(&mut layer).collect::<Option<Vec<_>>>()?;
-    bytes.is_empty().then_some(State { master: masters, tensors, squares: kept.squares })
+    let masters = kept.masters.as_ref().map(|layers| layers.iter().map(&mut master).collect());
+    let masters: Option<Vec<HostLayer>> = masters.transpose()?;
+    let mut tensor = |(slots, steps): &(Vec<Slot>, u32)| TensorState::read((slots, *steps), from, arena);
+    let mut layer = |states: &Vec<(Vec<Slot>, u32)>| states.iter().map(&mut tensor).collect::<io::Result<Vec<_>>>();
+    let tensors = kept.tensors.iter().map(&mut layer).collect::<io::Result<Vec<_>>>()?;
+    Ok(State { master: masters, tensors, squares: kept.squares })
 }
 
 impl Interpreter<'_> {
@@ -201,12 +215,12 @@ impl Interpreter<'_> {
             _ => None,
         };
         let kept = self.store.look(at, look)?;
-        self.drives.read_layers(drive, &kept).map(Some)
+        self.drives.read_layers(drive, &kept, self.arenas.staging()).map(Some)
     }
 
     /// Reads an optimizer state from its drive.
     pub(super) fn read_state(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, TaskError> {
-        let state = self.on_drive(self.at(from, iteration))?;
+        let state = self.on_drive(self.at(from, iteration), self.arenas.of(self.memory_of(to)))?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), Value::State(Box::new(state)));
         Ok(outcome)
@@ -242,11 +256,12 @@ impl Interpreter<'_> {
         &self,
         from: BufferId,
         (kept, place): (SavedActivations<(DType, Shape)>, DrivePlace),
+        arena: &Arc<Arena>,
     ) -> Result<Value, TaskError> {
         let missing = || TaskError::inconsistent(format!("{from} is on no drive"));
         let drive = self.drive_of(from).ok_or_else(missing)?;
-        let parse = |left: &mut &[u8]| read_tensors(left, kept.iter()).and_then(|tensors| kept.of(tensors));
-        let saved = self.drives.get(drive, &place, parse)?;
+        let tensors = self.drives.get(drive, &place, |from| read_tensors(from, kept.iter(), arena))?;
+        let saved = kept.of(tensors).ok_or_else(missing)?;
         self.drives.file(drive)?.free(place);
         Ok(Value::Offloaded(Box::new(saved)))
     }
@@ -258,9 +273,9 @@ impl Interpreter<'_> {
         })
     }
 
-    fn on_drive(&self, at: Instance) -> Result<State, TaskError> {
+    fn on_drive(&self, at: Instance, arena: &Arc<Arena>) -> Result<State, TaskError> {
         let drive = self.drive_of(at.0).ok_or_else(|| wrong(at))?;
-        self.drives.read(drive, &self.kept(at)?)
+        self.drives.read(drive, &self.kept(at)?, arena)
     }
 
     /// Looks at an optimizer state wherever it is.
@@ -275,7 +290,7 @@ impl Interpreter<'_> {
         let mut last = self.drives.last.lock().unwrap_or_else(PoisonError::into_inner);
         let state = match last.take() {
             Some((known, state)) if known == at => state,
-            _ => Arc::new(self.on_drive(at)?),
+            _ => Arc::new(self.on_drive(at, self.arenas.none())?),
         };
         *last = Some((at, Arc::clone(&state)));
         drop(last);

@@ -82,12 +82,13 @@ impl Interpreter<'_> {
 
     /// Gradients that the checkpoint holds for the first step.
     fn fill_gradients(&self, buffer: BufferId, layers: LayerRange) -> Result<Option<(Instance, Bytes)>, TaskError> {
-        let dtype = self.dtype_of(buffer)?;
+        let (dtype, arena) = (self.dtype_of(buffer)?, self.arenas.of(self.memory_of(buffer)));
         let layer = |layer: LayerId| {
             let parameters = self.trained_parameters(layer);
             let tensor = |parameter: &Parameter| {
                 let numbers = self.initial_state.gradient(layer, parameter)?;
-                Ok(numbers.map(|numbers| to_dtype(TensorData::new(numbers, parameter.shape), dtype)))
+                let data = numbers.map(|numbers| to_dtype(TensorData::new(numbers, parameter.shape), dtype));
+                Ok(data.map(|data| arena.copied(&data)))
             };
             let tensors: Option<HostLayer> = parameters.iter().map(tensor).collect::<Result<_, TaskError>>()?;
             Ok(tensors.map(|tensors| (layer, Arc::new(tensors))))
@@ -115,6 +116,7 @@ impl Interpreter<'_> {
         (layer, count): (LayerId, usize),
         dtype: impl Fn(usize) -> DType,
     ) -> Result<HostLayer, TaskError> {
+        let arena = self.arenas.of(self.memory_of(buffer));
         let tensor = |(index, parameter): (usize, &Parameter)| {
             let numbers = self.initial_state.parameter(layer, parameter)?;
             let data = match self.frozen_storage(layer, index).filter(|storage| storage.dtype() == dtype(index)) {
@@ -122,8 +124,8 @@ impl Interpreter<'_> {
                 None => to_dtype(TensorData::new(numbers, parameter.shape), dtype(index)),
             };
             Ok(match self.program.buffers()[buffer].part {
-                Some(part) => cut(&data, part),
-                None => data,
+                Some(part) => cut(&data, part, arena),
+                None => arena.copied(&data),
             })
         };
         self.units[layer.index()].parameters().iter().enumerate().take(count).map(tensor).collect()
@@ -131,11 +133,12 @@ impl Interpreter<'_> {
 
     /// The states of a layer's trained parameters.
     fn states_of(&self, buffer: BufferId, layer: LayerId) -> Result<Vec<TensorState>, TaskError> {
-        let parameters = self.trained_parameters(layer);
+        let (parameters, arena) = (self.trained_parameters(layer), self.arenas.of(self.memory_of(buffer)));
         let of = |parameter: &Parameter| {
             let part = self.numbers_in(buffer, parameter.count());
             let extent = Extent { shape: parameter.shape, part };
-            self.initial_state.state(layer, parameter, (&self.training.optimizer, &extent))
+            let state = self.initial_state.state(layer, parameter, (&self.training.optimizer, &extent))?;
+            Ok(state.moved_to(arena))
         };
         parameters.iter().map(of).collect()
     }

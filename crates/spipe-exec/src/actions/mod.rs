@@ -1,6 +1,7 @@
 //! The interpreter of actions: each takes values from the store, computes on a device or copies,
 //! and puts values back.
 
+pub(crate) mod arenas;
 mod compute;
 pub(crate) mod drives;
 mod inference;
@@ -23,16 +24,14 @@ pub(crate) use precision::LossScales;
 
 use crate::{
     actions::{
+        arenas::Arenas,
         drives::Drives,
         pacer::Pacer,
         store::{HostLayer, Instance, Store, Value},
         task::Task,
     },
     data::Data,
-    device::{
-        DeviceContext,
-        transfer::{copy, copy_as},
-    },
+    device::{DeviceContext, transfer::reshaped},
     inference::Inference,
     nn::layers::{Parameter, Reading, Unit},
     optimizer::{Optimizer, Schedule},
@@ -41,7 +40,7 @@ use crate::{
     task_error::TaskError,
 };
 use burn::tensor::{DType, TensorData};
-use spipe_base::{ActionId, BufferId, Bytes, DeviceId, IdVec, LayerId, LayerRange};
+use spipe_base::{ActionId, BufferId, Bytes, DeviceId, IdVec, LayerId, LayerRange, MemoryId};
 use spipe_cost::ClipNorm;
 use spipe_schedule::{Content, Program};
 use std::{
@@ -65,6 +64,8 @@ pub(crate) struct Interpreter<'a> {
     pub numerics: Numerics,
     pub initial_state: InitialState,
     pub store: Store,
+    /// The memory of tensors in host memory.
+    pub arenas: Arenas,
     /// The files that stand for drives.
     pub drives: Drives,
     pub pacer: Pacer,
@@ -161,6 +162,21 @@ impl Interpreter<'_> {
         self.program.instance(buffer, iteration)
     }
 
+    fn memory_of(&self, buffer: BufferId) -> MemoryId {
+        self.program.buffers()[buffer].memory
+    }
+
+    /// Runs `work` on the cores of the socket that has the memory of `buffer`, if it has work in the plan;
+    /// otherwise on this thread.
+    fn on_host_cores<T: Send>(&self, buffer: BufferId, work: impl FnOnce() -> T + Send) -> T {
+        let memory = self.memory_of(buffer);
+        let mut contexts = self.contexts.iter().filter(|(_, context)| !context.emulated);
+        match contexts.find(|(device, _)| self.program.devices()[**device].memory == memory) {
+            Some((_, context)) => context.on_cores(work),
+            None => work(),
+        }
+    }
+
     /// The layers of a buffer of parameters, gradients or optimizer state.
     fn layers_of(&self, buffer: BufferId) -> Result<LayerRange, TaskError> {
         match self.program.buffers()[buffer].content {
@@ -193,7 +209,7 @@ impl Interpreter<'_> {
         self.program.buffers()[buffer].part.map_or(0..count, |part| part_of(count, part))
     }
 
-    /// The layers of a buffer in host memory; they are copied if they are on a device.
+    /// The layers of a buffer in host memory; they are copied if they are in a device's own.
     fn host_layers(&self, instance: Instance) -> Result<Vec<(LayerId, Arc<HostLayer>)>, TaskError> {
         let layers = self.layers_of(instance.0)?;
         if let Some(found) = self.layers_on_drive(instance)? {
@@ -219,7 +235,7 @@ impl Interpreter<'_> {
     }
 
     /// The value of a buffer that holds `layers`: tensors if a device computes on it, otherwise
-    /// bytes.
+    /// bytes. Memory in which the device's library does not compute is taken over.
     fn value_of(&self, buffer: BufferId, layers: Vec<(LayerId, Arc<HostLayer>)>) -> Value {
         let Some(device) = self.computed_on[buffer] else {
             return Value::Host(layers.into_iter().map(|(_, layer)| layer).collect());
@@ -227,15 +243,15 @@ impl Interpreter<'_> {
         let device = &self.contexts[&device].device;
         let tensors = |(layer, data): (LayerId, Arc<HostLayer>)| {
             let parameters = self.units[layer.index()].parameters();
-            let tensor = |(index, (data, parameter)): (usize, (&TensorData, &Parameter))| match self
+            let tensor = |(index, (data, parameter)): (usize, (TensorData, &Parameter))| match self
                 .frozen_storage(layer, index)
             {
                 Some(Storage::Quantised(format)) if data.dtype() == DType::U8 => {
-                    Stored::Quantised(format, parameter.shape, Arc::new(copy(data)))
+                    Stored::Quantised(format, parameter.shape, Arc::new(data))
                 }
-                _ => Stored::from_data(copy_as(parameter.shape, data), device),
+                _ => Stored::from_data(reshaped(data, parameter.shape), device),
             };
-            data.iter().zip(&parameters).enumerate().map(tensor).collect()
+            Arc::unwrap_or_clone(data).into_iter().zip(&parameters).enumerate().map(tensor).collect()
         };
         Value::Tensors(layers.into_iter().map(tensors).collect())
     }

@@ -7,10 +7,9 @@ use crate::{
         store::{DeviceState, HostLayer, Instance, State, StepLog, Value, wrong},
         task::{Step, Task},
     },
-    device::transfer::copy,
     nn::{Matrix, Tensors, layers::joined},
     optimizer::{self, AdamW, DeviceParameter, Optimizer, TensorState, sums_of_squares},
-    stored::{all_on, all_own, all_to_host, numbers, store_all, to_dtype},
+    stored::{all_on, all_own, all_to_host, halves_mut, moved, numbers, store_all, to_dtype},
     task_error::{NotFinite, TaskError},
 };
 use burn::tensor::{DType, FloatDType, TensorData};
@@ -23,6 +22,9 @@ use std::{
 
 /// Layers with their tensors.
 type Layers = Vec<(LayerId, Arc<HostLayer>)>;
+
+/// The parameters of layers in 16 bits.
+type Written = BTreeMap<LayerId, HostLayer>;
 
 impl Interpreter<'_> {
     pub(super) fn step(&self, iteration: u32, step: &Step) -> Result<Outcome, TaskError> {
@@ -141,6 +143,7 @@ impl Interpreter<'_> {
         let mut state = self.store.take_state(state_at)?;
         let mut parameters = self.start_of(iteration, step, &mut state)?;
         let mut outcome = Outcome::default();
+        let mut written = Written::new();
         if let Some(log) = step.log {
             let log = (self.at(log, iteration), copy_of(&state, &parameters));
             self.put(&mut outcome, log.0, Value::Log(Box::new(log.1)));
@@ -158,15 +161,17 @@ impl Interpreter<'_> {
                 let factor = self.scale_of(iteration, gradients).recip() * factor;
                 let optimizer = self.optimizer_in(iteration);
                 let gradients = sum.iter().map(|(_, layer)| layer);
+                written = self.to_write(iteration, step, &parameters)?;
                 context.compute(|| {
                     let mut layers = parameters.iter_mut().zip(gradients).zip(&mut state.tensors);
-                    layers.try_for_each(|(((_, parameters), gradients), states)| {
-                        step_layer(&optimizer, Arc::make_mut(parameters), (gradients, factor), states)
+                    layers.try_for_each(|(((layer, parameters), gradients), states)| {
+                        let halves = written.get_mut(layer).map(Vec::as_mut_slice).unwrap_or_default();
+                        step_layer(&optimizer, Arc::make_mut(parameters), (gradients, factor), (states, halves))
                     })
                 })??;
             }
         }
-        self.end_of(&mut outcome, (iteration, step), (state, parameters))?;
+        self.end_of(&mut outcome, (iteration, step), (state, parameters), written)?;
         Ok(outcome)
     }
 
@@ -234,25 +239,57 @@ impl Interpreter<'_> {
         Ok(self.layers_of(step.state)?.iter().zip(masters).map(start).collect())
     }
 
-    /// Puts back state and parameters; parameters in their storage type.
+    /// Memory for the parameters that a step leaves in 16 bits, by layer and tensor: it writes them in the pass
+    /// that updates the parameters.
+    fn to_write(&self, iteration: u32, step: &Step, parameters: &Layers) -> Result<Written, TaskError> {
+        let mut written = Written::new();
+        for buffer in &step.after {
+            let (dtype, arena) = (self.dtypes_of(*buffer)?, self.arenas.of(self.memory_of(*buffer)));
+            // The parameters before the step make room for those after it.
+            drop(self.store.take(self.at(*buffer, iteration)));
+            for layer in self.layers_of(*buffer)?.iter().filter(|layer| !self.is_frozen(*layer)) {
+                let (_, numbers) =
+                    parameters.iter().find(|(other, _)| *other == layer).ok_or_else(|| wrong((*buffer, iteration)))?;
+                let all: HostLayer = numbers
+                    .iter()
+                    .enumerate()
+                    .map(|(place, now)| arena.tensor(now.shape().clone(), dtype(layer, place)))
+                    .collect();
+                let narrow =
+                    |(now, then): (&TensorData, &TensorData)| now.dtype() == DType::F32 && then.dtype() != DType::F32;
+                if numbers.iter().zip(&all).all(narrow) {
+                    written.entry(layer).or_insert(all);
+                }
+            }
+        }
+        Ok(written)
+    }
+
+    /// Puts back state and parameters; parameters in their storage type, as far as `written` does not have them.
     fn end_of(
         &self,
         outcome: &mut Outcome,
         (iteration, step): (u32, &Step),
         (mut state, parameters): (State, Layers),
+        written: Written,
     ) -> Result<(), TaskError> {
         for buffer in &step.after {
             let (instance, dtype) = (self.at(*buffer, iteration), self.dtypes_of(*buffer)?);
+            let arena = self.arenas.of(self.memory_of(*buffer));
             let layer = |layer: LayerId| {
                 let found = parameters.iter().find(|(other, _)| *other == layer);
                 let (_, numbers) = found.ok_or_else(|| wrong(instance))?;
                 let fits = |(index, tensor): (usize, &TensorData)| tensor.dtype() == dtype(layer, index);
-                if numbers.iter().enumerate().all(fits) {
-                    return Ok((layer, Arc::clone(numbers)));
+                match written.get(&layer) {
+                    Some(halves) if halves.iter().enumerate().all(fits) => {
+                        return Ok((layer, Arc::new(halves.clone())));
+                    }
+                    _ if numbers.iter().enumerate().all(fits) => return Ok((layer, Arc::clone(numbers))),
+                    _ => {}
                 }
                 let tensors = numbers.iter().enumerate();
-                let stored = tensors.map(|(index, tensor)| to_dtype(tensor.clone(), dtype(layer, index)));
-                Ok((layer, Arc::new(stored.collect())))
+                let stored = tensors.map(|(index, now)| moved(now, (now.shape().clone(), dtype(layer, index)), arena));
+                Ok((layer, Arc::new(stored.collect::<Result<_, TaskError>>()?)))
             };
             let layers = self.layers_of(*buffer)?.iter().map(layer).collect::<Result<_, TaskError>>()?;
             self.put(outcome, instance, self.value_of(*buffer, layers));
@@ -296,7 +333,7 @@ impl Interpreter<'_> {
                     *now = before;
                 }
             }
-            self.end_of(&mut outcome, (iteration, step), (log.state, parameters))?;
+            self.end_of(&mut outcome, (iteration, step), (log.state, parameters), Written::new())?;
             return Ok(outcome);
         }
         let gradients = self.host_layers(self.at(undo, iteration))?;
@@ -319,7 +356,7 @@ impl Interpreter<'_> {
                 Ok::<(), TaskError>(())
             })??;
         }
-        self.end_of(&mut outcome, (iteration, step), (state, parameters))?;
+        self.end_of(&mut outcome, (iteration, step), (state, parameters), Written::new())?;
         Ok(outcome)
     }
 }
@@ -359,16 +396,19 @@ fn step_layers(
     after
 }
 
-/// One step of a layer in host memory, with gradients times `factor`.
+/// One step of a layer in host memory, with gradients times `factor`. Parameters in 16 bits are written to the
+/// tensors that are there for them.
 fn step_layer(
     optimizer: &Optimizer,
     parameters: &mut HostLayer,
     (gradients, factor): (&HostLayer, f32),
-    states: &mut [TensorState],
+    (states, halves): (&mut [TensorState], &mut [TensorData]),
 ) -> Result<(), TaskError> {
+    let mut halves = halves.iter_mut();
     for ((parameter, gradient), state) in parameters.iter_mut().zip(gradients).zip(states) {
         let parameters = parameter.as_mut_slice::<f32>().map_err(TaskError::device)?;
-        optimizer.step(parameters, (numbers(gradient)?, factor), state);
+        let to = (state, halves.next().and_then(halves_mut));
+        optimizer.step_to(parameters, (numbers(gradient)?, factor), to);
     }
     Ok(())
 }
@@ -386,7 +426,7 @@ fn with_nan(tensors: &HostLayer) -> HostLayer {
 /// A copy of everything that a step changes.
 fn copy_of(state: &State, parameters: &[(LayerId, Arc<HostLayer>)]) -> StepLog {
     let layer = |((_, layer), states): (&(LayerId, Arc<HostLayer>), &Vec<TensorState>)| {
-        layer.iter().take(states.len()).map(copy).collect()
+        layer.iter().take(states.len()).cloned().collect()
     };
     let parameters = parameters.iter().zip(&state.tensors).map(layer).collect();
     StepLog { state: state.clone(), parameters }

@@ -1,22 +1,22 @@
 //! Tied weights: parameters that layers of two stages use. A head projects with the table of the
 //! embedding.
 
-use super::Interpreter;
+use super::{Interpreter, transfers::add_to};
 use crate::{
     actions::{
         Outcome,
         store::{Instance, Value, wrong},
         task::{Task, Work},
     },
-    device::transfer::{copy, copy_as},
+    device::transfer::reshaped,
     nn::{
         Matrix,
         layers::{Parameter, Unit},
     },
-    stored::{Stored, to_dtype},
+    stored::{Stored, all_moved, moved, to_dtype},
     task_error::TaskError,
 };
-use burn::tensor::{DType, FloatDType, TensorData};
+use burn::tensor::{FloatDType, TensorData};
 use spipe_base::{BufferId, LayerId};
 use spipe_schedule::Content;
 use std::sync::Arc;
@@ -82,11 +82,13 @@ impl Interpreter<'_> {
         let (Content::Shared(user) | Content::SharedGradients(user)) = self.program.buffers()[to].content else {
             return Err(wrong(self.at(to, iteration)));
         };
+        let (dtype, arena) = (self.dtype_of(to)?, self.arenas.of(self.memory_of(to)));
         let data = match self.find_shared(self.at(from, iteration), user)? {
-            Found::Device(table) => table.to_host()?,
-            Found::Host(data) => copy(&data),
+            Found::Device(table) => {
+                all_moved(&[(&table, dtype)], arena)?.pop().ok_or("the device has left out a copy")?
+            }
+            Found::Host(data) => moved(&data, (data.shape().clone(), dtype), arena)?,
         };
-        let data = to_dtype(data, self.dtype_of(to)?);
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), self.shared_value(to, data)?);
         self.finish(to)?;
@@ -101,7 +103,7 @@ impl Interpreter<'_> {
         let shape = self.owner(user)?.1.shape;
         Ok(match self.computed_on[buffer] {
             Some(device) => {
-                Value::Tensors(vec![vec![Stored::from_data(copy_as(shape, &data), &self.contexts[&device].device)]])
+                Value::Tensors(vec![vec![Stored::from_data(reshaped(data, shape), &self.contexts[&device].device)]])
             }
             None => Value::Host(vec![Arc::new(vec![data])]),
         })
@@ -120,7 +122,7 @@ impl Interpreter<'_> {
             Ok::<_, TaskError>(to_dtype(data, dtype))
         };
         let data = self.way_to(buffer).into_iter().try_fold(numbers, on_the_way)?;
-        self.shared_value(buffer, data)
+        self.shared_value(buffer, self.arenas.of(self.memory_of(buffer)).copied(&data))
     }
 
     /// The buffers through which a tied weight reaches `buffer`, the owner's first.
@@ -143,7 +145,7 @@ impl Interpreter<'_> {
     pub(super) fn accumulate(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, TaskError> {
         let (from, to) = (self.at(from, iteration), self.at(to, iteration));
         let Content::SharedGradients(user) = self.program.buffers()[from.0].content else { return Err(wrong(from)) };
-        let (owner, dtype) = (self.owner(user)?.0, self.dtype_of(to.0)?);
+        let owner = self.owner(user)?.0;
         let place = self.layers_of(to.0)?.iter().position(|layer| layer == owner).ok_or_else(|| wrong(to))?;
         let more = self.find_shared(from, user)?;
         let sum = match (self.store.take(to), more) {
@@ -160,7 +162,7 @@ impl Interpreter<'_> {
             (Some(Value::Host(mut layers)), Found::Host(more)) => {
                 let layer = layers.get_mut(place).ok_or_else(|| wrong(to))?;
                 let own = Arc::make_mut(layer).get_mut(SHARED).ok_or_else(|| wrong(to))?;
-                *own = sum(&more, own, dtype);
+                self.on_host_cores(to.0, || add_to(own, &more))?;
                 Value::Host(layers)
             }
             _ => return Err(wrong(to)),
@@ -169,10 +171,4 @@ impl Interpreter<'_> {
         self.put(&mut outcome, to, sum);
         Ok(outcome)
     }
-}
-
-fn sum(first: &TensorData, second: &TensorData, dtype: DType) -> TensorData {
-    let numbers: Vec<f32> =
-        first.iter::<f32>().zip(second.iter::<f32>()).map(|(first, second)| first + second).collect();
-    to_dtype(TensorData::new(numbers, second.shape().clone()), dtype)
 }

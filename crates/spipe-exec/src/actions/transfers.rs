@@ -4,16 +4,27 @@ use super::{Interpreter, part_of};
 use crate::{
     actions::{
         Outcome,
-        store::{HostLayer, Value, wrong},
+        store::{HostLayer, Instance, Value, wrong},
     },
-    device::transfer::copy,
-    stored::{Stored, all_to_host, to_dtype},
+    device::arena::Arena,
+    host::count_moved,
+    optimizer::add,
+    stored::{Storage, Stored, all_moved, moved, numbers, numbers_mut},
     task_error::TaskError,
 };
 use burn::tensor::{DType, TensorData};
-use spipe_base::{ActionId, BufferId, Bytes, LayerId};
-use spipe_schedule::Content;
+use spipe_base::{ActionId, BufferId, Bytes, LayerId, LayerRange};
+use spipe_schedule::{Content, Part};
 use std::{sync::Arc, time::Instant};
+
+/// A tensor wherever it is; numbers in host memory are shared with those of its buffer.
+enum Held {
+    Host(TensorData),
+    Device(Stored),
+}
+
+/// Layers with their tensors.
+type HeldLayers = Vec<(LayerId, Vec<Held>)>;
 
 impl Interpreter<'_> {
     /// Runs `work`. If an emulated accelerator is involved, it takes at least as long as the flows
@@ -52,8 +63,11 @@ impl Interpreter<'_> {
         let receiver =
             self.computed_on[to].ok_or_else(|| TaskError::inconsistent(format!("{to} is used by no device")))?;
         let device = &self.contexts[&receiver].device;
-        let data = self.store.matrix(self.at(from, iteration))?.to_host()?;
-        let copy = Stored::from_data(to_dtype(data, self.storage_dtype_on(receiver).into()), device);
+        let matrix = self.store.matrix(self.at(from, iteration))?;
+        let dtype = self.storage_dtype_on(receiver).into();
+        let data = all_moved(&[(&matrix, dtype)], self.arenas.of(self.memory_of(from)))?;
+        let data = data.into_iter().next().ok_or("the device has left out a copy")?;
+        let copy = Stored::from_data(data, device);
         device.sync().map_err(TaskError::device)?;
         let mut outcome = Outcome::default();
         self.put(&mut outcome, self.at(to, iteration), Value::Matrix(Box::new(copy)));
@@ -62,17 +76,22 @@ impl Interpreter<'_> {
 
     /// Moves saved activations from a device to host memory and on to a drive, or back.
     pub(super) fn offload(&self, iteration: u32, from: BufferId, to: BufferId) -> Result<Outcome, TaskError> {
+        let arena = self.arenas.of(self.memory_of(to));
         let value = match (self.store.take(self.at(from, iteration)), self.computed_on[to]) {
             (Some(Value::Offloaded(saved)), None) => self.write_activations(to, *saved)?,
-            (Some(Value::OffloadedToDrive(kept)), None) => self.read_activations(from, *kept)?,
+            (Some(Value::OffloadedToDrive(kept)), None) => self.read_activations(from, *kept, arena)?,
             (Some(Value::Saved(saved)), None) => {
-                let numbers = all_to_host(saved.iter())?;
+                let all: Vec<_> = saved.iter().map(|stored| (stored, stored.dtype())).collect();
+                let numbers = all_moved(&all, arena)?;
                 Value::Offloaded(Box::new(saved.of(numbers).ok_or_else(|| wrong(self.at(from, iteration)))?))
             }
             (Some(Value::Offloaded(saved)), Some(device)) => {
                 let device = &self.contexts[&device].device;
-                // Nobody else needs the copy in host memory: a CPU device takes over its bytes.
-                let saved = saved.turned(|data| Stored::from_data(data, device));
+                let land = |data: TensorData| {
+                    let shape = data.shape().dims();
+                    Stored::landed(&data, (shape, data.dtype()), (device, arena))
+                };
+                let saved = saved.tried(land)?;
                 device.sync().map_err(TaskError::device)?;
                 Value::Saved(Box::new(saved))
             }
@@ -92,26 +111,109 @@ impl Interpreter<'_> {
     ) -> Result<Outcome, TaskError> {
         let mut found = Vec::new();
         for buffer in from {
-            found.extend(self.host_layers(self.at(*buffer, iteration))?);
+            found.extend(self.held_layers(self.at(*buffer, iteration))?);
         }
         let mut outcome = Outcome::default();
         for buffer in to {
             let instance = self.at(*buffer, iteration);
-            let dtype = self.dtypes_of(*buffer)?;
-            let before = if adds { Some(self.host_layers(instance)?) } else { None };
-            let mut layers = Vec::new();
-            for (index, layer) in self.layers_of(*buffer)?.iter().enumerate() {
-                let source = found.iter().find(|(other, _)| *other == layer).ok_or_else(|| wrong(instance))?;
-                let tensors = source.1.iter().enumerate();
-                let moved = tensors.map(|(place, tensor)| to_dtype(copy(tensor), dtype(layer, place))).collect();
-                let moved = before.as_ref().map_or(moved, |before| sum(&before[index].1, &source.1));
-                layers.push((layer, Arc::new(moved)));
-            }
-            let value = self.with_frozen(instance, self.value_of(*buffer, layers))?;
+            let layers = self.layers_of(*buffer)?;
+            let found = in_order(&found, layers).ok_or_else(|| wrong(instance))?;
+            let value = match adds {
+                true => self.sum_of(instance, &found)?,
+                false => self.with_frozen(instance, self.copy_of(*buffer, &found)?)?,
+            };
             self.put(&mut outcome, instance, self.shelved(instance, value)?);
             self.finish(*buffer)?;
         }
         Ok(outcome)
+    }
+
+    /// The layers of a buffer without a copy, unless they are on a drive.
+    fn held_layers(&self, instance: Instance) -> Result<HeldLayers, TaskError> {
+        let layers = self.layers_of(instance.0)?;
+        let held = |tensors: &HostLayer| tensors.iter().cloned().map(Held::Host).collect();
+        if let Some(found) = self.layers_on_drive(instance)? {
+            return Ok(layers.iter().zip(found.iter().map(|layer| held(layer))).collect());
+        }
+        let found: Vec<Vec<Held>> = self.store.look(instance, |value| match value {
+            Value::Tensors(found) => {
+                Some(found.iter().map(|layer| layer.iter().cloned().map(Held::Device).collect()).collect())
+            }
+            Value::Host(found) => Some(found.iter().map(|layer| held(layer)).collect()),
+            _ => None,
+        })?;
+        Ok(layers.iter().zip(found).collect())
+    }
+
+    /// The value of a buffer into which layers have been copied, in the buffer's types. Each byte is moved once.
+    fn copy_of(&self, buffer: BufferId, found: &[(LayerId, &[Held])]) -> Result<Value, TaskError> {
+        let (dtype, arena) = (self.dtypes_of(buffer)?, self.arenas.of(self.memory_of(buffer)));
+        let Some(device) = self.computed_on[buffer] else {
+            let mut wanted = Vec::new();
+            for (layer, tensors) in found {
+                wanted.extend(tensors.iter().enumerate().map(|(place, held)| (held, dtype(*layer, place))));
+            }
+            // Conversions take all cores; plain copies do not wait until the cores have nothing else to do.
+            let converts = |(held, dtype): &(&Held, DType)| matches!(held, Held::Host(data) if data.dtype() != *dtype);
+            let mut all = match wanted.iter().any(converts) {
+                true => self.on_host_cores(buffer, || host_copies(&wanted, arena)),
+                false => host_copies(&wanted, arena),
+            }?
+            .into_iter();
+            let layers = found.iter().map(|(_, tensors)| Arc::new(all.by_ref().take(tensors.len()).collect()));
+            return Ok(Value::Host(layers.collect()));
+        };
+        let device = &self.contexts[&device].device;
+        let tensor = |layer: LayerId, place: usize, held: &Held, shape: [usize; 2]| {
+            let data = match held {
+                Held::Host(data) => data.clone(),
+                Held::Device(stored) => stored.to_host()?,
+            };
+            match self.frozen_storage(layer, place) {
+                Some(Storage::Quantised(format)) if data.dtype() == DType::U8 => {
+                    let data = moved(&data, (data.shape().clone(), DType::U8), arena)?;
+                    Ok(Stored::Quantised(format, shape, Arc::new(data)))
+                }
+                _ => Stored::landed(&data, (shape, dtype(layer, place)), (device, arena)),
+            }
+        };
+        let mut layers = Vec::new();
+        for (layer, tensors) in found {
+            let parameters = self.units[layer.index()].parameters();
+            let landed = tensors.iter().zip(parameters.iter().map(|parameter| parameter.shape)).enumerate();
+            let landed = landed.map(|(place, (held, shape))| tensor(*layer, place, held, shape));
+            layers.push(landed.collect::<Result<_, TaskError>>()?);
+        }
+        Ok(Value::Tensors(layers))
+    }
+
+    /// The layers of a buffer to which others have been added, in place if they are in host memory.
+    fn sum_of(&self, instance: Instance, found: &[(LayerId, &[Held])]) -> Result<Value, TaskError> {
+        let arena = self.arenas.of(self.memory_of(instance.0));
+        let read = |layer: &Vec<Stored>| {
+            let all: Vec<_> = layer.iter().map(|stored| (stored, stored.dtype())).collect();
+            all_moved(&all, arena).map(Arc::new)
+        };
+        let mut sums = match self.store.take(instance) {
+            Some(Value::Host(sums)) => sums,
+            Some(Value::Tensors(layers)) => layers.iter().map(read).collect::<Result<_, TaskError>>()?,
+            _ => return Err(wrong(instance)),
+        };
+        let here = |held: &Held| match held {
+            Held::Host(data) => Ok(data.clone()),
+            Held::Device(stored) => stored.to_host(),
+        };
+        let more = found.iter().map(|(_, tensors)| tensors.iter().map(here).collect::<Result<HostLayer, TaskError>>());
+        let more = more.collect::<Result<Vec<_>, _>>()?;
+        count_moved(more.iter().flatten().map(|data| data.as_bytes().len()).sum());
+        self.on_host_cores(instance.0, || {
+            for (sums, more) in sums.iter_mut().zip(&more) {
+                let mut tensors = Arc::make_mut(sums).iter_mut().zip(more);
+                tensors.try_for_each(|(sum, more)| add_to(sum, more))?;
+            }
+            Ok::<_, TaskError>(())
+        })?;
+        Ok(self.value_of(instance.0, found.iter().map(|(layer, _)| *layer).zip(sums).collect()))
     }
 
     /// Waits until the device that computes on a buffer has received it.
@@ -124,6 +226,7 @@ impl Interpreter<'_> {
     pub(super) fn gather(&self, iteration: u32, from: &[BufferId], to: BufferId) -> Result<Outcome, TaskError> {
         let parts: Vec<Vec<(LayerId, Arc<HostLayer>)>> =
             from.iter().map(|buffer| self.host_layers(self.at(*buffer, iteration))).collect::<Result<_, _>>()?;
+        let arena = self.arenas.of(self.memory_of(to));
         let mut layers = Vec::new();
         for layer in self.layers_of(to)?.iter() {
             let of = |part: &Vec<(LayerId, Arc<HostLayer>)>| {
@@ -134,7 +237,10 @@ impl Interpreter<'_> {
             // A tied weight is the first tensor of its owner.
             let shared = matches!(self.program.buffers()[to].content, Content::Shared(_));
             let count = if shared { 1 } else { self.units[layer.index()].parameters().len() };
-            let whole = |tensor: usize| join(parts.iter().map(|part| &part[tensor]));
+            let whole = |tensor: usize| {
+                let parts: Vec<&TensorData> = parts.iter().map(|part| &part[tensor]).collect();
+                join(&parts, arena)
+            };
             layers.push((layer, Arc::new((0..count).map(whole).collect())));
         }
         let mut outcome = Outcome::default();
@@ -152,18 +258,35 @@ impl Interpreter<'_> {
     ) -> Result<Outcome, TaskError> {
         let instance = self.at(to, iteration);
         let part = self.program.buffers()[to].part.ok_or_else(|| wrong(instance))?;
+        let arena = self.arenas.of(self.memory_of(to));
         let mut total = if adds { Some(self.host_layers(instance)?) } else { None };
+        drop(self.store.take(instance));
         for buffer in from {
-            let mine = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
-                (layer, Arc::new(tensors.iter().map(|tensor| cut(tensor, part)).collect()))
-            };
-            let more: Vec<_> = self.host_layers(self.at(*buffer, iteration))?.into_iter().map(mine).collect();
-            let add = |((layer, before), (_, more)): ((LayerId, Arc<HostLayer>), (LayerId, Arc<HostLayer>))| {
-                (layer, Arc::new(sum(&before, &more)))
+            let found = self.host_layers(self.at(*buffer, iteration))?;
+            let mine = |tensor: &TensorData| {
+                count_moved(tensor.as_bytes().len() / part.of as usize);
+                cut(tensor, part, arena)
             };
             total = Some(match total {
-                None => more,
-                Some(before) => before.into_iter().zip(more).map(add).collect(),
+                None => {
+                    let layer = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
+                        (layer, Arc::new(tensors.iter().map(mine).collect::<HostLayer>()))
+                    };
+                    found.into_iter().map(layer).collect()
+                }
+                Some(mut sums) => {
+                    self.on_host_cores(to, || {
+                        for ((_, sums), (_, more)) in sums.iter_mut().zip(&found) {
+                            for (sum, more) in Arc::make_mut(sums).iter_mut().zip(more.iter()) {
+                                count_moved(more.as_bytes().len() / part.of as usize);
+                                let range = part_of(more.shape().num_elements(), part);
+                                add(numbers_mut(sum).ok_or("a sum of bytes")?, numbers(more)?.part(range));
+                            }
+                        }
+                        Ok::<_, TaskError>(())
+                    })?;
+                    sums
+                }
             });
         }
         let mut outcome = Outcome::default();
@@ -172,28 +295,49 @@ impl Interpreter<'_> {
     }
 }
 
-fn sum(before: &HostLayer, more: &HostLayer) -> HostLayer {
-    let add = |(before, more): (&TensorData, &TensorData)| {
-        let numbers: Vec<f32> =
-            before.iter::<f32>().zip(more.iter::<f32>()).map(|(before, more)| before + more).collect();
-        to_dtype(TensorData::new(numbers, before.shape().clone()), before.dtype())
-    };
-    before.iter().zip(more).map(add).collect()
+/// The layers of a range in their order; none if one is missing.
+fn in_order(found: &HeldLayers, layers: LayerRange) -> Option<Vec<(LayerId, &[Held])>> {
+    let one = |layer| found.iter().find(|(other, _)| *other == layer).map(|(_, tensors)| (layer, tensors.as_slice()));
+    layers.iter().map(one).collect()
 }
 
-fn join<'a>(parts: impl Iterator<Item = &'a TensorData>) -> TensorData {
-    let (mut bytes, mut dtype, mut count) = (Vec::new(), DType::F32, 0);
-    for part in parts {
-        bytes.extend_from_slice(part.as_bytes());
-        (dtype, count) = (part.dtype(), count + part.shape().num_elements());
-    }
-    TensorData::from_bytes_vec(bytes, [1, count], dtype)
+/// Copies of tensors in host memory, each in a type of its own.
+fn host_copies(wanted: &[(&Held, DType)], arena: &Arc<Arena>) -> Result<Vec<TensorData>, TaskError> {
+    let there: Vec<(&Stored, DType)> = wanted
+        .iter()
+        .filter_map(|(held, dtype)| if let Held::Device(stored) = held { Some((stored, *dtype)) } else { None })
+        .collect();
+    let mut read = all_moved(&there, arena)?.into_iter();
+    let copy = |(held, dtype): &(&Held, DType)| match held {
+        Held::Host(data) => moved(data, (data.shape().clone(), *dtype), arena),
+        Held::Device(_) => read.next().ok_or_else(|| "the device has left out a copy".into()),
+    };
+    wanted.iter().map(copy).collect()
+}
+
+/// Adds the numbers of a tensor to those of another, whose type the sum has.
+pub(super) fn add_to(sum: &mut TensorData, more: &TensorData) -> Result<(), TaskError> {
+    add(numbers_mut(sum).ok_or("a sum of bytes")?, numbers(more)?);
+    Ok(())
+}
+
+fn join(parts: &[&TensorData], arena: &Arc<Arena>) -> TensorData {
+    let count = parts.iter().map(|part| part.shape().num_elements()).sum();
+    let dtype = parts.first().map_or(DType::F32, |part| part.dtype());
+    arena.filled([1, count], dtype, |mut to| {
+        for part in parts {
+            count_moved(part.as_bytes().len());
+            let (here, rest) = std::mem::take(&mut to).split_at_mut(part.as_bytes().len());
+            here.copy_from_slice(part.as_bytes());
+            to = rest;
+        }
+    })
 }
 
 /// The part of a tensor that belongs to one of several devices.
-pub(super) fn cut(whole: &TensorData, part: spipe_schedule::Part) -> TensorData {
+pub(super) fn cut(whole: &TensorData, part: Part, arena: &Arc<Arena>) -> TensorData {
     let range = part_of(whole.shape().num_elements(), part);
     let size = whole.dtype().size();
-    let bytes = whole.as_bytes()[range.start * size..range.end * size].to_vec();
-    TensorData::from_bytes_vec(bytes, [1, range.len()], whole.dtype())
+    let bytes = &whole.as_bytes()[range.start * size..range.end * size];
+    arena.filled([1, range.len()], whole.dtype(), |to| to.copy_from_slice(bytes))
 }

@@ -1,7 +1,7 @@
 //! Open devices: a Burn device, and for CPU cores a thread pool of their own.
 
 use super::{Backend, DeviceError, Executor, cores, simd};
-use crate::task_error::TaskError;
+use crate::{host::Tally, task_error::TaskError};
 use burn::tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use spipe_base::Bytes;
@@ -14,6 +14,8 @@ pub(crate) struct DeviceContext {
     pub device: Device,
     /// The pinned threads; none for a GPU.
     pool: Option<ThreadPool>,
+    /// The work of these threads with memory.
+    pub tallies: Vec<&'static Tally>,
     /// Whether the device has discrete memory, as GPUs do. It then computes in its storage type,
     /// while CPU cores are faster in f32.
     pub discrete_memory: bool,
@@ -26,18 +28,20 @@ pub(crate) struct DeviceContext {
 impl DeviceContext {
     /// Opens `executor`, whose cores have been chosen.
     pub fn open(executor: &Executor) -> Result<Self, DeviceError> {
+        let cores = executor.cpu().map_or(0, |(_, cores)| cores.len().max(1));
+        let tallies: Vec<_> = (0..cores).map(|_| Tally::new()).collect();
         let (device, pool, warnings) = match executor {
             Executor::Cuda { index } => (gpu("cuda", cuda(), *index)?, None, Vec::new()),
             Executor::Wgpu { index } => (gpu("wgpu", wgpu(), *index)?, None, Vec::new()),
             Executor::Cpu { backend, cores, .. } | Executor::Emulated { backend, cores, .. } => {
                 keep_freed_memory();
-                let (pool, warnings) = pinned_pool(executor, cores)?;
+                let (pool, warnings) = pinned_pool(executor, cores, &tallies)?;
                 (cpu(*backend), Some(pool), warnings)
             }
         };
         tracing::debug!(%executor, "opened");
         let discrete_memory = matches!(executor, Executor::Cuda { .. } | Executor::Wgpu { .. });
-        Ok(Self { device, pool, discrete_memory, emulated: executor.is_emulated(), warnings })
+        Ok(Self { device, pool, tallies, discrete_memory, emulated: executor.is_emulated(), warnings })
     }
 
     /// Bytes of its own memory that its allocator has reserved; none for CPU cores.
@@ -51,12 +55,22 @@ impl DeviceContext {
         self.pool.is_some() && simd::has_fma()
     }
 
-    /// Runs `work` on the device's own cores, and waits until the device has finished it.
-    pub fn compute<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, TaskError> {
-        let result = match &self.pool {
+    /// Runs `work` on the device's own cores; on this thread if it has none.
+    pub fn on_cores<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        match &self.pool {
             Some(pool) => pool.install(work),
             None => work(),
-        };
+        }
+    }
+
+    /// Number of the device's own cores; none for a GPU.
+    pub fn cores(&self) -> Option<usize> {
+        self.pool.as_ref().map(ThreadPool::current_num_threads)
+    }
+
+    /// Runs `work` on the device's own cores, and waits until the device has finished it.
+    pub fn compute<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, TaskError> {
+        let result = self.on_cores(work);
         self.device.sync().map_err(TaskError::device)?;
         Ok(result)
     }
@@ -109,7 +123,11 @@ fn gpu(library: &str, found: Option<Vec<Device>>, index: u32) -> Result<Device, 
     }
 }
 
-fn pinned_pool(executor: &Executor, cores: &[usize]) -> Result<(ThreadPool, Vec<String>), DeviceError> {
+fn pinned_pool(
+    executor: &Executor,
+    cores: &[usize],
+    tallies: &[&'static Tally],
+) -> Result<(ThreadPool, Vec<String>), DeviceError> {
     let known = core_affinity::get_core_ids().unwrap_or_default();
     let missing: Vec<usize> =
         cores.iter().copied().filter(|core| !known.iter().any(|known| known.id == *core)).collect();
@@ -119,10 +137,13 @@ fn pinned_pool(executor: &Executor, cores: &[usize]) -> Result<(ThreadPool, Vec<
     }
     let wanted = cores.to_vec();
     let name = executor.to_string();
+    let (begin, end) = (tallies.to_vec(), tallies.to_vec());
     let pool = ThreadPoolBuilder::new()
-        .num_threads(cores.len().max(1))
+        .num_threads(tallies.len())
         .thread_name(move |index| format!("{name} #{index}"))
+        .exit_handler(move |index| end[index].end())
         .start_handler(move |index| {
+            begin[index].begin();
             let id = wanted.get(index).and_then(|core| known.iter().find(|known| known.id == *core));
             if let Some(id) = id {
                 // If the system refuses, the thread still runs, only less evenly.

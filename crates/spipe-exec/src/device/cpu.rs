@@ -30,14 +30,18 @@ pub(crate) fn numbers(tensor: &FloatTensor<Cores>) -> Cow<'_, [f32]> {
     }
 }
 
-/// A copy of the numbers of an f32 matrix without a graph; none on other devices and for other
-/// types. Burn's own way out of ndarray copies a shared tensor number by number, which takes 30
-/// times as long.
-pub(crate) fn copied(matrix: &Tensor<2>) -> Option<Vec<f32>> {
+/// Looks at the numbers of an f32 matrix without a graph; none on other devices and for other types.
+/// Burn's own way out of ndarray copies a shared tensor number by number, which takes 30 times as long.
+pub(crate) fn with_numbers<T>(matrix: &Tensor<2>, look: impl FnOnce(&[f32]) -> T) -> Option<T> {
     if matrix.dtype() != DType::F32 {
         return None;
     }
-    matrix.clone().try_into_primitive::<Cores>().ok().map(|tensor| numbers(&tensor).into_owned())
+    matrix.clone().try_into_primitive::<Cores>().ok().map(|tensor| look(&numbers(&tensor)))
+}
+
+/// A copy of the numbers that [`with_numbers`] looks at.
+pub(crate) fn copied(matrix: &Tensor<2>) -> Option<Vec<f32>> {
+    with_numbers(matrix, <[f32]>::to_vec)
 }
 
 #[cfg(test)]

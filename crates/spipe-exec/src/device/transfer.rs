@@ -3,10 +3,20 @@
 //! Each lane has a thread, and on a GPU each thread has a stream: copies overlap with computation.
 //! A copy is complete when its function returns, except for an upload, which is complete after the
 //! next wait for the device.
+//!
+//! Every byte is counted when the copy engine of a device moves it, or the core that plays the engine, and once
+//! more each time that a core copies it besides.
 
-use super::cpu::copied;
-use crate::task_error::TaskError;
-use burn::tensor::{Device, Shape, Tensor, TensorData, Transaction};
+use super::{
+    arena::Arena,
+    cpu::{copied, cores},
+};
+use crate::{
+    host::{count_copied, count_moved},
+    task_error::TaskError,
+};
+use burn::tensor::{AllocationProperty, DType, Device, Shape, Tensor, TensorData, Transaction};
+use std::sync::Arc;
 
 /// Copies tensors of one device to host memory.
 ///
@@ -42,10 +52,38 @@ pub(crate) fn to_host(tensor: &Tensor<2>) -> Result<TensorData, TaskError> {
 
 /// A tensor of these numbers on `device`, whose library may take over their memory. For a GPU they
 /// are first copied to pinned memory here; otherwise the thread that feeds the GPU would do it.
-pub(crate) fn to_device(mut data: TensorData, device: &Device) -> Tensor<2> {
-    device.staging(std::iter::once(&mut data));
+pub(crate) fn to_device(data: TensorData, device: &Device) -> Tensor<2> {
+    let mut data = if *device == cores() { owned(data) } else { data };
+    if *device != cores() && data.bytes().property() != AllocationProperty::Pinned {
+        count_copied(data.as_bytes().len());
+        device.staging(std::iter::once(&mut data));
+    }
     let width = data.dtype();
     Tensor::from_data(data, (device, width))
+}
+
+/// The same numbers in memory that the library of CPU cores takes over: it copies any other memory in every
+/// operation.
+fn owned(data: TensorData) -> TensorData {
+    match data.as_slice::<f32>() {
+        Ok(numbers) if data.bytes().property() != AllocationProperty::Native => {
+            count_copied(data.as_bytes().len());
+            TensorData::new(numbers.to_vec(), data.shape().clone())
+        }
+        _ => data,
+    }
+}
+
+/// A copy of `data` in another shape in the memory of `arena`, by the engine of an emulated device.
+pub(crate) fn moved(data: &TensorData, shape: impl Into<Shape>, arena: &Arc<Arena>) -> TensorData {
+    count_moved(data.as_bytes().len());
+    arena.filled(shape, data.dtype(), |to| to.copy_from_slice(data.as_bytes()))
+}
+
+/// The same bytes in another shape, without a copy.
+pub(crate) fn reshaped(data: TensorData, shape: impl Into<Shape>) -> TensorData {
+    let (bytes, _, dtype): (_, _, DType) = data.into_parts();
+    TensorData::from_bytes(bytes, shape, dtype)
 }
 
 /// A copy of `data`.

@@ -12,6 +12,25 @@ pub(super) fn total_memory() -> Option<Bytes> {
     Some(Bytes::new(Meminfo::current().ok()?.mem_total))
 }
 
+/// Memory of the host that nothing needs.
+pub(super) fn available_memory() -> Option<Bytes> {
+    Meminfo::current().ok()?.mem_available.map(Bytes::new)
+}
+
+/// The number of this thread.
+pub(super) fn thread() -> i32 {
+    // SAFETY: a call without arguments that cannot fail.
+    #[expect(unsafe_code, reason = "a call of the C library")]
+    unsafe {
+        libc::gettid()
+    }
+}
+
+/// Minor page faults of a thread of this process; none if it has ended.
+pub(super) fn faults(thread: i32) -> Option<u64> {
+    Some(Process::myself().ok()?.task_from_tid(thread).ok()?.stat().ok()?.minflt)
+}
+
 /// The resident size of this process.
 pub(super) fn resident() -> Option<Bytes> {
     status()?.vmrss.map(Bytes::kib)

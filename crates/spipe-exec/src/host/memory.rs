@@ -8,6 +8,11 @@ pub fn host_memory() -> Bytes {
     system::total_memory().unwrap_or(Bytes::gib(8))
 }
 
+/// Memory of the host that nothing needs; none if it is unknown.
+pub(crate) fn available_memory() -> Option<Bytes> {
+    system::available_memory()
+}
+
 /// A measurement of how much this process grows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Growth {

@@ -7,6 +7,18 @@ pub(super) const fn total_memory() -> Option<Bytes> {
     None
 }
 
+pub(super) const fn available_memory() -> Option<Bytes> {
+    None
+}
+
+pub(super) const fn thread() -> i32 {
+    0
+}
+
+pub(super) const fn faults(_: i32) -> Option<u64> {
+    None
+}
+
 pub(super) const fn resident() -> Option<Bytes> {
     None
 }

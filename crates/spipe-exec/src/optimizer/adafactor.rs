@@ -1,7 +1,7 @@
 //! Adafactor: gradients divided by the roots of averages over rows and columns.
 
 use super::{
-    Numbers, Rule,
+    Numbers, Rule, To, convert,
     half::{Wide, on_numbers},
     state::{Extent, Slot, TensorState},
 };
@@ -45,10 +45,11 @@ impl Rule for Adafactor {
         }
     }
 
-    fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), state: &mut TensorState) {
+    fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), (state, weights): To<'_>) {
         state.steps += 1;
         let job = Job { lr, keep: (1.0 - lr * self.weight_decay) as f32, factor, steps: state.steps };
-        on_numbers!(gradients, gradients => job.run(parameters, gradients, state))
+        on_numbers!(gradients, gradients => job.run(parameters, gradients, state));
+        weights.into_iter().for_each(|weights| convert(Numbers::F32(parameters), weights.into()));
     }
 
     fn needs_whole_tensors(&self) -> bool {

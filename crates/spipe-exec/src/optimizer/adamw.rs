@@ -7,7 +7,7 @@
 //! ```
 
 use super::{
-    HalfMut, Numbers, Rule, UndoLog, kernel,
+    HalfMut, Numbers, Rule, To, UndoLog, kernel,
     kernel::Scalars,
     pieces::Piece,
     state::{Extent, Slot, TensorState},
@@ -77,12 +77,8 @@ impl AdamW {
         state.steps += 1;
         let scalars = Scalars { factor: exchange.factor, ..self.scalars(state.steps) };
         let [first, second] = state.numbers_mut();
-        let mut all = Piece::new([parameters, first, second], exchange.gradients);
+        let mut all = Piece::new([parameters, first, second], exchange.gradients).with_weights(exchange.weights);
         let count = all.gradients.len();
-        if let Some(weights) = exchange.weights {
-            assert_eq!(weights.len(), count, "weights and parameters differ in length");
-            all.weights = Some(weights);
-        }
         if let Some(log) = exchange.log {
             assert_eq!(log.bytes(), 12 * count as u64, "the log is of other parameters");
             all.log = Some(log.fill(before));
@@ -143,8 +139,8 @@ impl Rule for AdamW {
         MOMENTS.map(|name| Slot::per_number(name, tensor)).into()
     }
 
-    fn step(&self, lr: f64, parameters: &mut [f32], gradients: (Numbers<'_>, f32), state: &mut TensorState) {
-        let exchange = Exchange { factor: gradients.1, ..Exchange::of(gradients.0) };
+    fn step(&self, lr: f64, parameters: &mut [f32], gradients: (Numbers<'_>, f32), (state, weights): To<'_>) {
+        let exchange = Exchange { factor: gradients.1, weights, ..Exchange::of(gradients.0) };
         Self { lr, ..*self }.step_with(parameters, exchange, state);
     }
 

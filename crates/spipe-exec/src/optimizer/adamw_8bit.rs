@@ -1,11 +1,11 @@
 //! AdamW with moments in 8 bits.
 
 use super::{
-    AdamW, Numbers, Rule,
+    AdamW, Numbers, Rule, To, convert,
     dynamic_map::{BLOCK, Coded, Map},
     half::{Wide, on_numbers},
     kernel::Scalars,
-    state::{Buffer, Extent, Slot, TensorState},
+    state::{Buffer, Extent, Slot},
 };
 use crate::device::simd::for_each_width;
 use rayon::prelude::*;
@@ -32,13 +32,14 @@ impl Rule for AdamW8bit {
         slots.map(|(slot, map)| slot.in_eight_bits(map)).collect()
     }
 
-    fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), state: &mut TensorState) {
+    fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), (state, weights): To<'_>) {
         let [Buffer::EightBit(first), Buffer::EightBit(second)] = &mut state.buffers[..] else {
-            return Rule::step(&self.0, lr, parameters, (gradients, factor), state);
+            return Rule::step(&self.0, lr, parameters, (gradients, factor), (state, weights));
         };
         state.steps += 1;
         let scalars = Scalars { factor, ..AdamW { lr, ..self.0 }.scalars(state.steps) };
-        on_numbers!(gradients, gradients => step_all(scalars, parameters, gradients, [first, second]))
+        on_numbers!(gradients, gradients => step_all(scalars, parameters, gradients, [first, second]));
+        weights.into_iter().for_each(|weights| convert(Numbers::F32(parameters), weights.into()));
     }
 }
 

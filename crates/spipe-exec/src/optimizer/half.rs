@@ -43,13 +43,18 @@ impl Numbers<'_> {
 
     /// All of them in 32 bits.
     pub(crate) fn widened(self) -> Vec<f32> {
-        let mut wide = vec![0.0; self.len()];
         match self {
-            Self::F32(numbers) => wide.copy_from_slice(numbers),
-            Self::Bf16(numbers) => widen(numbers, &mut wide),
-            Self::F16(numbers) => widen(numbers, &mut wide),
+            Self::F32(numbers) => numbers.to_vec(),
+            Self::Bf16(numbers) => wide(numbers),
+            Self::F16(numbers) => wide(numbers),
         }
-        wide
+    }
+
+    /// A range of them.
+    pub(crate) fn part(self, range: std::ops::Range<usize>) -> Self {
+        let [_, rest] = self.split_at(range.start);
+        let [part, _] = rest.split_at(range.len());
+        part
     }
 
     /// The first `count`, and the rest.
@@ -87,6 +92,14 @@ impl HalfMut<'_> {
 }
 
 impl<'a> HalfMut<'a> {
+    /// Writes numbers, rounded to nearest, ties to even.
+    pub(super) fn write(self, wide: &[f32]) {
+        match self {
+            Self::Bf16(numbers) => narrow(wide, numbers),
+            Self::F16(numbers) => narrow(wide, numbers),
+        }
+    }
+
     pub(super) fn split_at(self, count: usize) -> [Self; 2] {
         match self {
             Self::Bf16(numbers) => <[_; 2]>::from(numbers.split_at_mut(count)).map(Self::Bf16),
@@ -132,6 +145,13 @@ impl Narrow for () {
     fn narrow(_: f32) {}
 }
 
+impl Narrow for f32 {
+    #[inline(always)]
+    fn narrow(wide: f32) -> Self {
+        wide
+    }
+}
+
 impl Narrow for bf16 {
     #[inline(always)]
     fn narrow(wide: f32) -> Self {
@@ -158,6 +178,12 @@ for_each_width! {
             *narrow = N::narrow(*wide);
         }
     }
+}
+
+fn wide<N: Wide>(narrow: &[N]) -> Vec<f32> {
+    let mut all = vec![0.0; narrow.len()];
+    widen(narrow, &mut all);
+    all
 }
 
 /// The numbers in 16 bits, rounded to nearest, ties to even.

@@ -1,10 +1,10 @@
 //! Lion: steps by the sign of a moment.
 
 use super::{
-    Numbers, Rule,
+    Numbers, Rule, To,
     half::{Wide, on_numbers},
     pieces::{Piece, State},
-    state::{Extent, Slot, TensorState},
+    state::{Extent, Slot},
 };
 use crate::device::simd::for_each_width;
 use rayon::prelude::*;
@@ -36,7 +36,7 @@ impl Rule for Lion {
         vec![Slot::per_number("moment", tensor)]
     }
 
-    fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), state: &mut TensorState) {
+    fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), (state, weights): To<'_>) {
         state.steps += 1;
         let both = |beta: f64| (beta as f32, (1.0 - beta) as f32);
         let scalars = Scalars {
@@ -47,8 +47,11 @@ impl Rule for Lion {
             moment: both(BETAS.1),
         };
         let [moments] = state.numbers_mut();
-        Piece::new([parameters, moments], gradients).tasks().for_each(|piece| {
-            piece.change(|state, gradients, _| on_numbers!(gradients, gradients => update(scalars, state, gradients)));
+        Piece::new([parameters, moments], gradients).with_weights(weights).tasks().for_each(|piece| {
+            piece.change(|[parameters, moments], gradients, weights| {
+                on_numbers!(gradients, gradients => update(scalars, [&mut *parameters, moments], gradients));
+                weights.into_iter().for_each(|weights| weights.write(parameters));
+            });
         });
     }
 }

@@ -11,9 +11,11 @@
 mod adafactor;
 mod adamw;
 mod adamw_8bit;
+mod convert;
 mod device;
 mod device_state;
 mod dynamic_map;
+mod floats;
 #[cfg(feature = "cube")]
 mod fused;
 mod half;
@@ -28,6 +30,7 @@ mod state;
 mod undo;
 
 pub use adamw::{AdamW, Exchange};
+pub(crate) use convert::{NumbersMut, add, convert};
 pub(crate) use device::sums_of_squares;
 pub(crate) use device_state::{DeviceMoments, DeviceParameter};
 pub(crate) use dynamic_map::{Coded, Map};
@@ -36,7 +39,7 @@ pub use half::{HalfMut, Numbers};
 pub(crate) use host::step;
 pub(crate) use norm::sum_of_squares;
 pub use schedule::{Decay, Schedule};
-pub(crate) use state::{Array, Slot, read_numbers, write_numbers};
+pub(crate) use state::{Array, Slot};
 pub use state::{Extent, TensorState};
 pub use undo::UndoLog;
 
@@ -50,14 +53,18 @@ use std::{fmt::Debug, sync::Arc};
 /// The inverse of a step: learning rate, parameters, gradients and their factor, state.
 type Inverse<'r> = Box<dyn Fn(f64, &mut [f32], (Numbers<'_>, f32), &mut TensorState) + 'r>;
 
+/// The state that a step updates, and the destination of the new parameters in 16 bits.
+type To<'a> = (&'a mut TensorState, Option<HalfMut<'a>>);
+
 /// The arithmetic of an optimizer.
 trait Rule: Debug + Send + Sync {
     /// The buffers of the state of a tensor.
     fn slots(&self, tensor: &Extent) -> Vec<Slot>;
 
-    /// Updates `parameters` and their `state` in place from gradients times a factor, on the threads
-    /// of the current pool. Their number changes no bit. Weight decay is decoupled from the gradients.
-    fn step(&self, lr: f64, parameters: &mut [f32], gradients: (Numbers<'_>, f32), state: &mut TensorState);
+    /// Updates `parameters` and their state in place from gradients times a factor, and writes the new
+    /// parameters in 16 bits if they are asked for, on the threads of the current pool. Their number changes no
+    /// bit. Weight decay is decoupled from the gradients.
+    fn step(&self, lr: f64, parameters: &mut [f32], gradients: (Numbers<'_>, f32), to: To<'_>);
 
     /// The inverse of the last step, up to rounding; none if a step cannot be inverted.
     fn inverse(&self) -> Option<Inverse<'_>> {
@@ -156,7 +163,12 @@ impl Optimizer {
     /// # Panics
     /// If the lengths differ, or the state is another optimizer's.
     pub fn step(&self, parameters: &mut [f32], gradients: (Numbers<'_>, f32), state: &mut TensorState) {
-        self.rule.step(self.settings.lr, parameters, gradients, state);
+        self.step_to(parameters, gradients, (state, None));
+    }
+
+    /// The same in a single pass that also writes the new parameters in 16 bits, if they are asked for.
+    pub(crate) fn step_to(&self, parameters: &mut [f32], gradients: (Numbers<'_>, f32), to: To<'_>) {
+        self.rule.step(self.settings.lr, parameters, gradients, to);
     }
 
     /// Whether its steps can be inverted.
@@ -177,5 +189,31 @@ impl Optimizer {
     /// The same optimizer on state in a device's own memory; none if it runs on cores only.
     pub(crate) fn on_devices(&self) -> Option<AdamW> {
         self.rule.on_devices(self.settings.lr)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use burn::tensor::bf16;
+
+    /// They are the rounded parameters after the step, and change nothing else.
+    #[test]
+    fn every_optimizer_writes_halves_in_its_step() {
+        // Enough numbers for states in 8 bits, and for several pieces.
+        let extent = Extent::whole([192, 512]);
+        let numbers = |factor: f32| (0..extent.part.len()).map(|index| (index as f32 * factor).sin()).collect();
+        let (start, gradients): (Vec<f32>, Vec<f32>) = (numbers(0.7), numbers(1.3));
+        for kind in Optimizer::EXECUTED {
+            let optimizer = Optimizer::new(kind, StepSettings::default()).unwrap();
+            let gradients = (Numbers::F32(&gradients), 0.5);
+            let (mut plain, mut state) = (start.clone(), optimizer.state(&extent));
+            optimizer.step(&mut plain, gradients, &mut state);
+            let (mut wide, mut same) = (start.clone(), optimizer.state(&extent));
+            let mut halves = vec![bf16::ZERO; start.len()];
+            optimizer.step_to(&mut wide, gradients, (&mut same, Some(HalfMut::Bf16(&mut halves))));
+            assert!(wide == plain && same == state, "{kind}");
+            assert!(halves.iter().zip(&wide).all(|(half, wide)| *half == bf16::from_f32(*wide)), "{kind}");
+        }
     }
 }

@@ -37,6 +37,16 @@ impl<'a, const N: usize> Piece<'a, N> {
         Self { state, gradients, weights: None, log: None }
     }
 
+    /// The same with a destination of the new parameters in 16 bits.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn with_weights(self, weights: Option<HalfMut<'a>>) -> Self {
+        let same = weights.as_ref().is_none_or(|weights| weights.len() == self.gradients.len());
+        assert!(same, "weights and parameters differ in length");
+        Self { weights, ..self }
+    }
+
     /// The tasks of the threads of the current pool.
     pub fn tasks(self) -> impl IndexedParallelIterator<Item = Self> {
         // By default the library would hand out several tasks as one.

@@ -1,10 +1,10 @@
 //! Gradient descent without momentum.
 
 use super::{
-    Numbers, Rule,
+    Numbers, Rule, To,
     half::{Wide, on_numbers},
     pieces::{Piece, State},
-    state::{Extent, Slot, TensorState},
+    state::{Extent, Slot},
 };
 use crate::device::simd::for_each_width;
 use rayon::prelude::*;
@@ -32,12 +32,15 @@ impl Rule for Sgd {
         Vec::new()
     }
 
-    fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), state: &mut TensorState) {
+    fn step(&self, lr: f64, parameters: &mut [f32], (gradients, factor): (Numbers<'_>, f32), (state, weights): To<'_>) {
         state.steps += 1;
         let scalars = self.scalars(lr, factor);
-        let all = Piece::new([parameters], gradients);
+        let all = Piece::new([parameters], gradients).with_weights(weights);
         all.tasks().for_each(|piece| {
-            piece.change(|state, gradients, _| on_numbers!(gradients, gradients => update(scalars, state, gradients)));
+            piece.change(|[parameters], gradients, weights| {
+                on_numbers!(gradients, gradients => update(scalars, [&mut *parameters], gradients));
+                weights.into_iter().for_each(|weights| weights.write(parameters));
+            });
         });
     }
 

@@ -1,9 +1,14 @@
 //! The state that an optimizer keeps for a parameter tensor.
 
-use super::dynamic_map::{BLOCK, Coded, Map};
+use super::{
+    dynamic_map::{BLOCK, Coded, Map},
+    floats::Floats,
+};
+use crate::device::arena::Arena;
 use std::{
-    io::{self, Write},
+    io::{self, Read, Write},
     ops::Range,
+    sync::Arc,
 };
 
 /// A parameter tensor, or the range of its numbers that a device holds.
@@ -74,7 +79,7 @@ impl Slot {
 /// The numbers of a buffer in their storage.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Buffer {
-    F32(Vec<f32>),
+    F32(Floats),
     EightBit(Coded),
 }
 
@@ -89,14 +94,14 @@ impl Buffer {
     fn zeros(slot: &Slot) -> Self {
         match slot.map {
             Some(map) => Self::EightBit(Coded::zeros(map, slot.count)),
-            None => Self::F32(vec![0.0; slot.count]),
+            None => Self::F32(vec![0.0; slot.count].into()),
         }
     }
 
     /// The buffer of `slot` from its arrays; none if they are not those of [`Slot::arrays`].
     fn from_arrays(slot: &Slot, arrays: Vec<Array>) -> Option<Self> {
         let buffer = match (slot.map, <[Array; 1]>::try_from(arrays)) {
-            (None, Ok([Array::F32(numbers)])) => Self::F32(numbers),
+            (None, Ok([Array::F32(numbers)])) => Self::F32(numbers.into()),
             (Some(map), Err(arrays)) => match <[Array; 2]>::try_from(arrays) {
                 Ok([Array::Codes(codes), Array::F32(constants)]) => Self::EightBit(Coded { map, codes, constants }),
                 _ => return None,
@@ -112,7 +117,7 @@ impl Buffer {
 
     fn array(&self, index: usize) -> Option<Array> {
         match (self, index) {
-            (Self::F32(numbers), 0) => Some(Array::F32(numbers.clone())),
+            (Self::F32(numbers), 0) => Some(Array::F32(numbers.to_vec())),
             (Self::EightBit(coded), 0) => Some(Array::Codes(coded.codes.clone())),
             (Self::EightBit(coded), 1) => Some(Array::F32(coded.constants.clone())),
             _ => None,
@@ -121,7 +126,7 @@ impl Buffer {
 
     fn part(&self, part: Range<usize>) -> Option<Self> {
         match self {
-            Self::F32(numbers) => Some(Self::F32(numbers.get(part)?.to_vec())),
+            Self::F32(numbers) => Some(Self::F32(numbers.get(part)?.to_vec().into())),
             Self::EightBit(coded) => Some(Self::EightBit(coded.part(part)?)),
         }
     }
@@ -129,7 +134,7 @@ impl Buffer {
     fn joined(self, other: Self) -> Self {
         match (self, other) {
             (Self::EightBit(first), Self::EightBit(second)) => Self::EightBit(first.joined(second)),
-            (first, second) => Self::F32([first.numbers(), second.numbers()].concat()),
+            (first, second) => Self::F32([first.numbers(), second.numbers()].concat().into()),
         }
     }
 
@@ -157,10 +162,10 @@ impl Buffer {
         }
     }
 
-    /// Writes the numbers in their storage, little-endian.
+    /// Writes the numbers in their storage.
     fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         match self {
-            Self::F32(numbers) => write_numbers(out, numbers),
+            Self::F32(numbers) => out.write_all(numbers.bytes()),
             Self::EightBit(coded) => {
                 out.write_all(&coded.codes)?;
                 write_numbers(out, &coded.constants)
@@ -168,25 +173,19 @@ impl Buffer {
         }
     }
 
-    /// Takes the numbers of a buffer from the front of `bytes`, as [`Self::write`] left them.
-    fn read(slot: &Slot, bytes: &mut &[u8]) -> Option<Self> {
-        let mut buffer = Self::zeros(slot);
-        match &mut buffer {
-            Self::F32(numbers) => read_numbers(numbers, bytes)?,
-            Self::EightBit(coded) => {
-                let (codes, rest) = bytes.split_at_checked(coded.codes.len())?;
-                coded.codes.copy_from_slice(codes);
-                *bytes = rest;
-                read_numbers(&mut coded.constants, bytes)?;
-            }
-        }
-        Some(buffer)
+    /// Reads the numbers of a buffer, as [`Self::write`] left them, to the memory of `arena`.
+    fn read(slot: &Slot, from: &mut dyn Read, arena: &Arc<Arena>) -> io::Result<Self> {
+        let Some(map) = slot.map else { return Ok(Self::F32(Floats::read(slot.count, from, arena)?)) };
+        let mut coded = Coded::zeros(map, slot.count);
+        from.read_exact(&mut coded.codes)?;
+        read_numbers(&mut coded.constants, from)?;
+        Ok(Self::EightBit(coded))
     }
 
     /// The numbers in f32.
     fn numbers(&self) -> Vec<f32> {
         match self {
-            Self::F32(numbers) => numbers.clone(),
+            Self::F32(numbers) => numbers.to_vec(),
             Self::EightBit(coded) => coded.decoded(),
         }
     }
@@ -200,7 +199,7 @@ impl Buffer {
 }
 
 /// Writes numbers, little-endian.
-pub(crate) fn write_numbers(out: &mut dyn Write, numbers: &[f32]) -> io::Result<()> {
+fn write_numbers(out: &mut dyn Write, numbers: &[f32]) -> io::Result<()> {
     let mut bytes = Vec::with_capacity(4 * AT_ONCE);
     for part in numbers.chunks(AT_ONCE) {
         bytes.clear();
@@ -210,14 +209,14 @@ pub(crate) fn write_numbers(out: &mut dyn Write, numbers: &[f32]) -> io::Result<
     Ok(())
 }
 
-/// Fills `numbers` from the front of `bytes`; none if there are too few.
-pub(crate) fn read_numbers(numbers: &mut [f32], bytes: &mut &[u8]) -> Option<()> {
-    let (here, rest) = bytes.split_at_checked(4 * numbers.len())?;
-    for (number, bytes) in numbers.iter_mut().zip(here.as_chunks::<4>().0) {
-        *number = f32::from_le_bytes(*bytes);
+/// Reads numbers, little-endian.
+fn read_numbers(numbers: &mut [f32], from: &mut dyn Read) -> io::Result<()> {
+    let mut bytes = [0; 4];
+    for number in numbers {
+        from.read_exact(&mut bytes)?;
+        *number = f32::from_le_bytes(bytes);
     }
-    *bytes = rest;
-    Some(())
+    Ok(())
 }
 
 /// Numbers that are turned into bytes at once, so that a copy of all is not needed.
@@ -238,7 +237,7 @@ impl TensorState {
 
     /// The state after `steps` steps, with numbers in f32.
     pub(crate) fn from_numbers(numbers: Vec<Vec<f32>>, steps: u32) -> Self {
-        Self { buffers: numbers.into_iter().map(Buffer::F32).collect(), steps }
+        Self { buffers: numbers.into_iter().map(|numbers| Buffer::F32(numbers.into())).collect(), steps }
     }
 
     /// The state after `steps` steps from the arrays of each slot; none if they are not those of
@@ -270,15 +269,24 @@ impl TensorState {
         self.buffers.iter().map(Buffer::slot).collect()
     }
 
-    /// Writes the numbers of all buffers in their storage, little-endian.
+    /// Writes the numbers of all buffers in their storage.
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
         self.buffers.iter().try_for_each(|buffer| buffer.write(out))
     }
 
-    /// Takes a state after `steps` steps from the front of `bytes`, as [`Self::write`] left it.
-    pub(crate) fn read((slots, steps): (&[Slot], u32), bytes: &mut &[u8]) -> Option<Self> {
-        let buffers = slots.iter().map(|slot| Buffer::read(slot, bytes)).collect::<Option<_>>()?;
-        Some(Self { buffers, steps })
+    /// Reads a state after `steps` steps, as [`Self::write`] left it, to the memory of `arena`.
+    pub(crate) fn read((slots, steps): (&[Slot], u32), from: &mut dyn Read, arena: &Arc<Arena>) -> io::Result<Self> {
+        let buffers = slots.iter().map(|slot| Buffer::read(slot, from, arena)).collect::<io::Result<_>>()?;
+        Ok(Self { buffers, steps })
+    }
+
+    /// The same state with its f32 numbers in the memory of `arena`.
+    pub(crate) fn moved_to(self, arena: &Arc<Arena>) -> Self {
+        let moved = |buffer| match buffer {
+            Buffer::F32(numbers) => Buffer::F32(numbers.moved_to(arena)),
+            Buffer::EightBit(_) => buffer,
+        };
+        Self { buffers: self.buffers.into_iter().map(moved).collect(), steps: self.steps }
     }
 
     /// An array of a buffer, by the positions of the buffer and of the array in [`Slot::arrays`].

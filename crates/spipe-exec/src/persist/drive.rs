@@ -12,7 +12,7 @@
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions, TryLockError},
-    io::{self, Write},
+    io::{self, Read, Write},
     os::unix::fs::{FileExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
@@ -36,6 +36,8 @@ pub(crate) struct DriveFile {
     end: Mutex<u64>,
     /// Places of activations that have come back, by the bytes that they take.
     free: Mutex<BTreeMap<usize, Vec<DrivePlace>>>,
+    /// Memory of transfers that have ended.
+    chunks: Mutex<Vec<Chunk>>,
 }
 
 /// A place in the file, with the CRC-32 of the bytes that were written there last.
@@ -68,7 +70,14 @@ impl DriveFile {
         }
         file.set_len(0)?;
         let unbuffered = direct(&mut plain, &path)?;
-        Ok(Self { locked: file, unbuffered, path, end: Mutex::new(0), free: Mutex::default() })
+        Ok(Self {
+            locked: file,
+            unbuffered,
+            path,
+            end: Mutex::new(0),
+            free: Mutex::default(),
+            chunks: Mutex::default(),
+        })
     }
 
     fn file(&self) -> &File {
@@ -118,36 +127,46 @@ impl DriveFile {
         let mut writer = Writer {
             file: self.file(),
             at: place.start,
-            chunk: Chunk::new(place.bytes),
+            chunk: self.chunk(place.bytes),
             filled: 0,
             bytes: 0,
             sum: crc32fast::Hasher::new(),
         };
         fill(&mut writer)?;
-        let (bytes, sum) = writer.finish()?;
+        let (bytes, sum, chunk) = writer.finish()?;
+        self.give(chunk);
         if bytes != place.bytes {
             return Err(io::Error::other(format!("{bytes} bytes were written where {} belong", place.bytes)));
         }
         Ok(DrivePlace { sum, ..place })
     }
 
-    /// Reads a place.
+    /// Reads a place: `parse` must take all of its bytes.
     ///
     /// # Errors
     /// Bytes that cannot be read, or are not those that were written.
-    pub fn read(&self, place: &DrivePlace) -> io::Result<Vec<u8>> {
-        let (mut all, mut chunk) = (Vec::with_capacity(place.bytes), Chunk::new(place.bytes));
-        while all.len() < place.bytes {
-            let left = place.bytes - all.len();
-            let part = left.next_multiple_of(BLOCK).min(CHUNK);
-            let into = &mut chunk.bytes_mut()[..part];
-            self.file().read_exact_at(into, place.start + all.len() as u64)?;
-            all.extend_from_slice(&into[..left.min(part)]);
-        }
-        if crc32fast::hash(&all) != place.sum {
+    pub fn read<T>(&self, place: &DrivePlace, parse: impl FnOnce(&mut dyn Read) -> io::Result<T>) -> io::Result<T> {
+        let mut reader =
+            Reader { drive: self, place, chunk: self.chunk(place.bytes), done: 0, sum: crc32fast::Hasher::new() };
+        let parsed = parse(&mut reader);
+        let Reader { chunk, done, sum, .. } = reader;
+        self.give(chunk);
+        let parsed = parsed?;
+        if done < place.bytes || sum.finalize() != place.sum {
             return Err(io::Error::other("it holds other bytes than were written there"));
         }
-        Ok(all)
+        Ok(parsed)
+    }
+
+    /// Memory for one transfer of a place of `bytes`.
+    fn chunk(&self, bytes: usize) -> Chunk {
+        let kept = self.chunks.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        kept.filter(|kept| kept.len >= bytes.min(CHUNK)).unwrap_or_else(|| Chunk::new(bytes))
+    }
+
+    /// Takes it back, for the next transfer.
+    fn give(&self, chunk: Chunk) {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
     }
 }
 
@@ -179,6 +198,7 @@ fn direct(options: &mut OpenOptions, path: &Path) -> io::Result<Option<File>> {
 }
 
 /// Memory for one transfer, aligned as direct transfers want it.
+#[derive(Debug)]
 struct Chunk {
     memory: Vec<u8>,
     start: usize,
@@ -195,6 +215,35 @@ impl Chunk {
 
     fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.memory[self.start..self.start + self.len]
+    }
+}
+
+/// Reads chunk by chunk.
+struct Reader<'a> {
+    drive: &'a DriveFile,
+    place: &'a DrivePlace,
+    chunk: Chunk,
+    /// Bytes that have been handed out; those before the next multiple of a chunk are in memory.
+    done: usize,
+    sum: crc32fast::Hasher,
+}
+
+impl Read for Reader<'_> {
+    fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
+        let (left, at) = (self.place.bytes - self.done, self.done % CHUNK);
+        if left == 0 || to.is_empty() {
+            return Ok(0);
+        }
+        if at == 0 {
+            let part = left.next_multiple_of(BLOCK).min(CHUNK);
+            let start = self.place.start + self.done as u64;
+            self.drive.file().read_exact_at(&mut self.chunk.bytes_mut()[..part], start)?;
+        }
+        let count = left.min(CHUNK - at).min(to.len());
+        to[..count].copy_from_slice(&self.chunk.bytes_mut()[at..at + count]);
+        self.sum.update(&to[..count]);
+        self.done += count;
+        Ok(count)
     }
 }
 
@@ -216,14 +265,14 @@ impl Writer<'_> {
         Ok(())
     }
 
-    /// Writes the rest; returns the bytes and their CRC-32.
-    fn finish(mut self) -> io::Result<(usize, u32)> {
+    /// Writes the rest; returns the bytes, their CRC-32, and the memory of transfers.
+    fn finish(mut self) -> io::Result<(usize, u32, Chunk)> {
         let (filled, whole) = (self.filled, self.filled.next_multiple_of(BLOCK));
         self.chunk.bytes_mut()[filled..whole].fill(0);
         if whole > 0 {
             self.put(whole)?;
         }
-        Ok((self.bytes, self.sum.finalize()))
+        Ok((self.bytes, self.sum.finalize(), self.chunk))
     }
 }
 
@@ -249,6 +298,13 @@ impl Write for Writer<'_> {
 mod tests {
     use super::*;
 
+    fn all(drive: &DriveFile, place: &DrivePlace) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::new();
+        // Pieces that end anywhere.
+        drive.read(place, |from| from.read_to_end(&mut bytes))?;
+        Ok(bytes)
+    }
+
     fn numbers(count: usize, seed: u8) -> Vec<u8> {
         (0..count).map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed)).collect()
     }
@@ -264,12 +320,12 @@ mod tests {
         };
         let places: Vec<DrivePlace> = sizes.iter().enumerate().map(place).collect();
         for (seed, place) in places.iter().enumerate() {
-            assert!(drive.read(place).unwrap() == numbers(place.bytes(), seed as u8));
+            assert!(all(&drive, place).unwrap() == numbers(place.bytes(), seed as u8));
         }
         let again = drive.write(places[2], |out| out.write_all(&numbers(sizes[2], 9))).unwrap();
-        assert!(drive.read(&again).unwrap() == numbers(sizes[2], 9));
-        assert!(drive.read(&places[1]).unwrap() == numbers(BLOCK, 1));
-        assert_eq!(drive.read(&places[2]).unwrap_err().to_string(), "it holds other bytes than were written there");
+        assert!(all(&drive, &again).unwrap() == numbers(sizes[2], 9));
+        assert!(all(&drive, &places[1]).unwrap() == numbers(BLOCK, 1));
+        assert_eq!(all(&drive, &places[2]).unwrap_err().to_string(), "it holds other bytes than were written there");
     }
 
     /// Two places for any number of activations of which two are there at once.
@@ -281,7 +337,7 @@ mod tests {
         let mut before = lend(0);
         for seed in 1..9 {
             let place = lend(seed);
-            assert!(drive.read(&before).unwrap() == numbers(100, seed - 1));
+            assert!(all(&drive, &before).unwrap() == numbers(100, seed - 1));
             drive.free(before);
             before = place;
         }
@@ -299,7 +355,7 @@ mod tests {
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         file.write_all_at(&[255], 50).unwrap();
         file.sync_all().unwrap();
-        assert!(drive.read(&place).is_err());
+        assert!(all(&drive, &place).is_err());
         drop(drive);
         assert!(!path.exists());
     }

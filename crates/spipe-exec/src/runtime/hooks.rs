@@ -1,7 +1,10 @@
 //! The parts of a run that tests replace, to inject faults.
 
-use crate::persist::checkpoint::{Disk, RealDisk};
-use spipe_base::{ActionId, LayerId};
+use crate::{
+    host::available_memory,
+    persist::checkpoint::{Disk, RealDisk},
+};
+use spipe_base::{ActionId, Bytes, LayerId};
 
 /// The parts of a run that tests replace, to inject faults.
 pub(crate) struct Hooks<'a> {
@@ -13,10 +16,17 @@ pub(crate) struct Hooks<'a> {
     pub inject_nan: fn(u32, LayerId) -> bool,
     /// Whether emulated accelerators count as devices with discrete memory.
     pub discrete_memory: bool,
+    /// Memory of the host that nothing needs; none if it is unknown.
+    pub available_memory: fn() -> Option<Bytes>,
 }
 
 impl Hooks<'_> {
     /// The parts of every run outside of tests.
-    pub const NONE: Self =
-        Self { before: &|_, _| {}, disk: &RealDisk, inject_nan: |_, _| false, discrete_memory: false };
+    pub const NONE: Self = Self {
+        before: &|_, _| {},
+        disk: &RealDisk,
+        inject_nan: |_, _| false,
+        discrete_memory: false,
+        available_memory,
+    };
 }

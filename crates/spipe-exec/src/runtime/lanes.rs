@@ -4,7 +4,7 @@ use crate::{
     actions::Interpreter,
     device::Binding,
     error::RunError,
-    host::{Growth, Watch},
+    host::{Growth, Tally, Watch, Watched},
     inference::Inference,
     nn::layers::Unit,
     persist::checkpoint::{Checkpoint, Writer},
@@ -22,11 +22,12 @@ use crate::{
     task_error::TaskError,
 };
 use burn::tensor::TensorData;
-use spipe_base::{ActionId, Bytes, Diagnostic, LaneId, LayerId};
+use spipe_base::{ActionId, Bytes, Diagnostic, IdVec, LaneId, LayerId};
 use std::{
     any::Any,
     ops::ControlFlow,
     panic::{AssertUnwindSafe, catch_unwind},
+    time::Instant,
 };
 
 /// Runs one program; returns the interpreter as the last action has left it.
@@ -36,7 +37,7 @@ pub(crate) fn perform<'a>(
     on_step: &mut dyn FnMut(&Step) -> ControlFlow<()>,
 ) -> Result<(Report, Interpreter<'a>), RunError> {
     let Job { plan, program, data, options, hooks } = *job;
-    let growth = Growth::start();
+    let (growth, began) = (Growth::start(), Instant::now());
     let Prepared { interpreter, devices, mut warnings } = prepare(job, inference)?;
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
@@ -59,24 +60,49 @@ pub(crate) fn perform<'a>(
         state.exceeded(&program_index, || "parameters were put in place".into()).map_or(Ok(()), Err)
     })?;
     let tokens = program.shape().tokens.unwrap_or(0);
+    let tallies: IdVec<LaneId, &Tally> = program.lanes().iter().map(|_| Tally::new()).collect();
+    monitor.with(|state| state.watched = watched(&interpreter, &tallies));
     let steps = Steps { monitor: &monitor, done, tokens, writer: writer.as_ref(), state: &interpreter };
     let watch = Watch::start();
     steps.start();
-    run_lanes((&interpreter, &monitor), hooks.before, || steps.follow(on_step))?;
+    let follow = || steps.follow(on_step).inspect(|()| stamp(began, "the last step is done"));
+    run_lanes((&interpreter, &monitor), (hooks.before, &tallies), follow)?;
+    stamp(began, "all lanes have ended");
     let contention = watch.contention();
     let state = monitor.into_state()?;
     save_trained(plan, &interpreter, options)?;
     warnings.extend(interpreter.contexts.values().flat_map(|context| context.warnings.clone()));
     let mut report = report(&program_index, &interpreter, &state, (devices, warnings))?;
     report.trace.notes.extend(contention.and_then(|contention| contention.note()));
+    stamp(began, "the report is made");
     Ok((Report { resident: growth.most(), ..report }, interpreter))
+}
+
+/// Logs a moment near the end of a run, in seconds since its beginning.
+fn stamp(began: Instant, what: &str) {
+    tracing::info!(seconds = began.elapsed().as_secs_f64(), "{what}");
+}
+
+/// The threads of a run: its lanes, and the cores of its devices.
+fn watched(interpreter: &Interpreter<'_>, tallies: &IdVec<LaneId, &'static Tally>) -> Vec<Watched> {
+    let program = interpreter.program;
+    let lanes = program.lanes().enumerate().map(|(id, lane)| {
+        let computes = lane.queue.iter().any(|action| program.actions()[*action].kind.is_compute());
+        Watched::new(lane.name.clone(), computes, vec![tallies[id]])
+    });
+    let pools = interpreter.contexts.iter().filter(|(_, context)| !context.tallies.is_empty());
+    let pools = pools.map(|(id, context)| {
+        let computes = program.stages().iter().any(|stage| stage.device == *id);
+        Watched::new(format!("cores of {}", program.devices()[*id].name), computes, context.tallies.clone())
+    });
+    lanes.chain(pools).collect()
 }
 
 /// Runs every lane on a thread of its own while this thread does `follow`; all threads have ended
 /// when it returns.
 fn run_lanes(
     (interpreter, monitor): (&Interpreter<'_>, &Monitor<'_>),
-    before: &(dyn Fn(u32, ActionId) + Sync),
+    (before, tallies): (&(dyn Fn(u32, ActionId) + Sync), &IdVec<LaneId, &'static Tally>),
     follow: impl FnOnce() -> Result<(), RunError>,
 ) -> Result<(), RunError> {
     let lanes = interpreter.program.lanes();
@@ -86,7 +112,13 @@ fn run_lanes(
         for lane in lanes.ids() {
             let name = lanes[lane].name.clone();
             let thread = std::thread::Builder::new().name(name.clone());
-            if let Err(error) = thread.spawn_scoped(scope, move || walk(monitor, interpreter, lane, before)) {
+            let tally = tallies[lane];
+            let work = move || {
+                tally.begin();
+                walk(monitor, interpreter, lane, before);
+                tally.end();
+            };
+            if let Err(error) = thread.spawn_scoped(scope, work) {
                 let action = "starting its thread".into();
                 monitor.fail(RunError::Lane { lane: name, action, error: TaskError::Thread(error.to_string()) });
             }

@@ -9,6 +9,7 @@ mod ledger;
 mod monitor;
 mod prepare;
 mod program_index;
+mod room;
 mod run;
 mod run_state;
 mod steps;

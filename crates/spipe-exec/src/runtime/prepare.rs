@@ -25,6 +25,7 @@ use crate::{
         bind::{bind, empty_stage},
         hooks::Hooks,
         job::Job,
+        room::{build, room},
     },
     stored::FrozenStorage,
     task_error::TaskError,
@@ -59,6 +60,8 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
     let context = plan.context();
     let workload = context.workload();
     let Checked { units, tasks, bound } = check(job, inference.is_none())?;
+    let computed_on = computed_on(program);
+    let planned = room(job, &bound, &computed_on)?;
     let (initial_state, warnings) = initial_state((plan, data), &units, options)?;
     let contexts = open(plan, &bound, hooks)?;
     let optimizer = optimizer(plan, options)?;
@@ -70,6 +73,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         return Err(RunError::Unsupported(on_cores_only(&optimizer).into()));
     }
     let (drives, more) = open_drives(plan, program, options)?;
+    let arenas = build(program, &contexts, &planned)?;
     let warnings = warnings.into_iter().chain(more).collect();
     let scales = LossScales::new(workload.precision, initial_state.loss_scale());
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
@@ -77,7 +81,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
     let interpreter = Interpreter {
         program,
         tasks,
-        computed_on: computed_on(program),
+        computed_on,
         units,
         contexts,
         inputs: Inputs {
@@ -103,6 +107,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         },
         initial_state,
         store: Store::default(),
+        arenas,
         drives,
         pacer: Pacer::new(program.channels()),
         first_gradients: options.keep_gradients.then(|| Mutex::new(BTreeMap::new())),

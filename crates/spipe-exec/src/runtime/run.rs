@@ -10,7 +10,7 @@ use crate::{
 use spipe_cost::Mode;
 use spipe_plan::Plan;
 use spipe_schedule::Program;
-use std::ops::ControlFlow;
+use std::{ops::ControlFlow, time::Instant};
 
 /// Runs `program`, which was lowered from `plan`, and calls `on_step` on this thread after each
 /// iteration; it can end the run.
@@ -37,7 +37,13 @@ pub(crate) fn run_with(
 ) -> Result<Report, RunError> {
     let job = Job { plan, program, data, options, hooks };
     match plan.context().workload().mode {
-        Mode::Train => perform(&job, None, on_step).map(|(report, _)| report),
+        Mode::Train => {
+            let (report, interpreter) = perform(&job, None, on_step)?;
+            let began = Instant::now();
+            drop(interpreter);
+            tracing::info!(seconds = began.elapsed().as_secs_f64(), "the interpreter has returned its memory");
+            Ok(report)
+        }
         Mode::Infer | Mode::Generate => infer(&job, on_step),
     }
 }

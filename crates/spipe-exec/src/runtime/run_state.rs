@@ -2,6 +2,8 @@
 
 use crate::{
     error::RunError,
+    host::Watched,
+    report::ThreadWork,
     runtime::{ledger::MemoryLedger, program_index::ProgramIndex},
 };
 use spipe_base::{ActionId, Bytes, IdleCause, LaneId, MemoryId, SimTime};
@@ -56,6 +58,7 @@ pub(crate) struct Finished {
     /// Time since the end of the iteration before, or since the start of the run.
     pub duration: SimTime,
     pub peaks: BTreeMap<String, Bytes>,
+    pub work: Vec<ThreadWork>,
 }
 
 /// The progress of a lane.
@@ -87,6 +90,8 @@ pub(crate) struct RunState {
     /// Finished iterations that the caller has not seen yet.
     pub finished: VecDeque<Finished>,
     pub failure: Option<RunError>,
+    /// The threads whose work with memory is counted.
+    pub watched: Vec<Watched>,
     last_end: SimTime,
 }
 
@@ -128,6 +133,7 @@ impl RunState {
             losses: Vec::new(),
             finished: VecDeque::new(),
             failure: None,
+            watched: Vec::new(),
             last_end: SimTime::ZERO,
         }
     }
@@ -206,7 +212,12 @@ impl RunState {
         self.durations.push(duration);
         self.losses.push(loss);
         let peaks = self.ledger.take_recent_peaks(program_index);
-        self.finished.push_back(Finished { index, loss, norm, left_out, duration, peaks });
+        let work = self.watched.iter_mut().map(|watched| {
+            let work = watched.take();
+            ThreadWork { name: watched.name.clone(), computes: watched.computes, work }
+        });
+        let work = work.collect();
+        self.finished.push_back(Finished { index, loss, norm, left_out, duration, peaks, work });
     }
 
     /// Excludes the time before `now`, a deliberate pause, from the next iteration.

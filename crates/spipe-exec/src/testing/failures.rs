@@ -14,6 +14,7 @@ use crate::{
 };
 use spipe_base::{ActionId, Bytes, LaneRole, SimTime};
 use spipe_model::Precision;
+use spipe_plan::System;
 use spipe_schedule::{Program, lower};
 use spipe_trace::Metrics;
 use std::{ops::ControlFlow, time::Instant};
@@ -45,6 +46,22 @@ fn a_panic_in_any_lane_ends_the_run() {
         }
         assert!(started.elapsed().as_secs() < 20, "it hangs");
     }
+}
+
+/// More host memory than there is: refused with the bytes by part, before anything is allocated.
+#[test]
+fn a_run_without_room_does_not_begin() {
+    let setup = Setup { system: System::ZeroOffload, stages: &["gpu0 0..4 socket"], ..Setup::default() };
+    let (plan, program) = setup.build();
+    let hooks = Hooks { available_memory: || Some(Bytes::kib(100)), ..Hooks::NONE };
+    let options = Setup::options(Backend::Ndarray, 1);
+    let result = run_with((&plan, &program), &text(), &options, &mut |_| GO_ON, &hooks);
+    let Err(RunError::Unsupported(faults)) = result else { panic!("{result:?}") };
+    let message = faults.to_string();
+    assert!(message.contains("in host memory, of which 100.0 KiB are free: `dram0` "), "{message}");
+    assert!(message.contains("optimizer-state ") && message.contains("hint: "), "{message}");
+    let room = Hooks { available_memory: || None, ..Hooks::NONE };
+    run_with((&plan, &program), &text(), &options, &mut |_| GO_ON, &room).unwrap();
 }
 
 #[test]

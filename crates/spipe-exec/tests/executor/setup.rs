@@ -33,6 +33,8 @@ pub struct Setup<'a> {
     pub base: Option<&'a str>,
     /// Accelerators of the machine.
     pub gpus: u32,
+    /// The memory of each.
+    pub memory: &'a str,
     /// The threshold of gradient clipping.
     pub clip_norm: Option<f64>,
     pub optimizer: Optimizer,
@@ -54,6 +56,7 @@ impl Default for Setup<'_> {
             lora: None,
             base: None,
             gpus: 2,
+            memory: "256 MiB",
             clip_norm: None,
             optimizer: Optimizer::Adamw,
         }
@@ -91,7 +94,7 @@ impl Setup<'_> {
                 .unwrap_or_else(|faults| panic!("{faults}"))
         };
         let model = self.lora.map_or_else(|| model.clone(), adapted);
-        let hardware = Hardware::from_toml("machine.toml", &machine_with(self.gpus, "256 MiB", "4 GB/s"))
+        let hardware = Hardware::from_toml("machine.toml", &machine_with(self.gpus, self.memory, "4 GB/s"))
             .unwrap_or_else(|faults| panic!("{faults}"));
         let stages = |texts: &[&str]| texts.iter().map(|text| stage(&hardware, text)).collect::<Vec<_>>();
         let placement = match self.mixed {
