@@ -25,7 +25,7 @@ pub struct Preset {
     pub may_keep: bool,
     /// Whether it also runs inference.
     pub infers: bool,
-    /// The runtimes of the engines that train it, on machines with one GPU and with several.
+    /// The runtimes of the frameworks that train it, on machines with one GPU and with several.
     pub frameworks: [&'static str; 2],
 }
 
@@ -33,9 +33,6 @@ pub struct Preset {
 const PYTORCH: &str = "pytorch";
 
 const DEEPSPEED: &str = "deepspeed";
-
-/// This program's own executor, which trains on cores.
-const OWN: &str = "spipe";
 
 const PIPELINE: Preset = Preset {
     name: "1f1b",
@@ -141,6 +138,6 @@ pub(crate) static TABLE: [Preset; 27] = [
     Preset { name: "fsdp", ..SHARED },
     Preset { name: "checkpointing", ..PIPELINE },
     Preset { name: "gpu-only", infers: true, ..PIPELINE },
-    Preset { name: "cpu-only", infers: true, frameworks: [OWN; 2], ..PIPELINE },
+    Preset { name: "cpu-only", infers: true, ..PIPELINE },
     Preset { name: "mixed", free: &Knob::ALL, may_stream: true, may_keep: true, infers: true, ..PIPELINE },
 ];

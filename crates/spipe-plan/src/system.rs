@@ -116,8 +116,8 @@ impl System {
         self.preset().name
     }
 
-    /// Returns the name of the runtime of the engine that trains the system on a machine with `gpus` GPUs: the
-    /// framework that an export runs on, and on cores alone this program.
+    /// Returns the name of the runtime of the framework that trains the system on a machine with `gpus`
+    /// GPUs: the one that an export runs on.
     pub const fn framework(self, gpus: usize) -> &'static str {
         let [one, several] = self.preset().frameworks;
         if gpus > 1 { several } else { one }

@@ -23,28 +23,28 @@ fn changed(name: &str, change: impl Fn(&mut HardwareFile)) -> Hardware {
 }
 
 /// A machine of the kind, beside the runtimes of its systems in the order of [`SYSTEMS`].
-fn kinds() -> [(&'static str, Hardware, [&'static str; 7]); 6] {
+fn kinds() -> [(&'static str, Hardware, [&'static str; 6]); 6] {
     let measured = || MeasuredFile {
         date: "2026-11-29".into(),
         command: "spipe calibrate --devices cuda:0,cpu:0".into(),
         ..MeasuredFile::default()
     };
-    let own = ["spipe"; 7];
+    let own = ["spipe"; 6];
     [
         (
             "one GPU",
             machine("rtx4090-pcie4-128gb"),
-            ["pytorch", "pytorch", "pytorch", "deepspeed", "deepspeed", "pytorch", "spipe"],
+            ["pytorch", "pytorch", "pytorch", "deepspeed", "deepspeed", "pytorch"],
         ),
         (
             "four GPUs",
             machine("rtx3090-x4-two-sockets"),
-            ["pytorch", "pytorch", "pytorch", "pytorch", "deepspeed", "pytorch", "spipe"],
+            ["pytorch", "pytorch", "pytorch", "pytorch", "deepspeed", "pytorch"],
         ),
         (
             "one of four GPUs",
             machine("rtx3090-x4-two-sockets").restricted_to(&["gpu0".into(), "cpu0".into()]).unwrap(),
-            ["pytorch", "pytorch", "pytorch", "deepspeed", "deepspeed", "pytorch", "spipe"],
+            ["pytorch", "pytorch", "pytorch", "deepspeed", "deepspeed", "pytorch"],
         ),
         ("cores", machine("rtx4090-pcie4-128gb").restricted_to(&["cpu0".into()]).unwrap(), own),
         (
@@ -64,14 +64,13 @@ fn kinds() -> [(&'static str, Hardware, [&'static str; 7]); 6] {
     ]
 }
 
-const SYSTEMS: [System; 7] = [
+const SYSTEMS: [System; 6] = [
     System::Superpipeline,
     System::OneForwardOneBackward,
     System::PoH,
     System::ZeroOffload,
     System::ZeroInfinity,
     System::Fsdp,
-    System::CpuOnly,
 ];
 
 #[test]
@@ -106,7 +105,7 @@ fn the_machine_of_a_plan_is_under_the_defaults_or_under_its_runtime() {
             };
             let by_default = SYSTEMS.map(|other| default_runtime(other, &hardware, Mode::Train));
             assert_eq!(of(expected), by_default, "{kind}, {system}");
-            assert_eq!(of("megatron"), ["megatron"; 7], "{kind}, {system}");
+            assert_eq!(of("megatron"), ["megatron"; 6], "{kind}, {system}");
         }
     }
 }

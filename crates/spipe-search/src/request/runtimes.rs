@@ -23,7 +23,7 @@ pub fn under(hardware: Hardware, runtime: Runtime) -> Result<Hardware, SearchErr
 }
 
 /// The name of the shipped runtime under which a system is planned where none is named: on GPUs that this program has not
-/// measured, the framework's that trains the system there. On cores alone, on emulated GPUs and on measured ones it is this
+/// measured, the framework's that trains the system there. On cores, on emulated GPUs and on measured ones it is this
 /// program's own, and in inference, which frameworks do not take over.
 pub fn default_runtime(system: System, hardware: &Hardware, mode: Mode) -> &'static str {
     let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
