@@ -39,6 +39,7 @@ pub(crate) fn perform<'a>(
     let Job { plan, program, data, options, hooks } = *job;
     let (growth, began) = (Growth::start(), Instant::now());
     let Prepared { interpreter, devices, mut warnings } = prepare(job, inference)?;
+    stamp(began, "devices and host memory are ready");
     let writer = options.checkpoints.clone().map(|place| {
         let layers = described(plan, &interpreter.units);
         let resumed = options.resume.as_ref().map(Checkpoint::step);
@@ -53,6 +54,7 @@ pub(crate) fn perform<'a>(
         TaskError::Drive { .. } => RunError::Drive(error),
         error => RunError::Unsupported(Diagnostic::error(error.to_string()).into()),
     })?;
+    stamp(began, "the first values are in place");
     monitor.with(|state| {
         for (instance, bytes) in held {
             state.ledger.hold(&program_index, spipe_base::SimTime::ZERO, instance, bytes);
@@ -78,7 +80,7 @@ pub(crate) fn perform<'a>(
     Ok((Report { resident: growth.most(), ..report }, interpreter))
 }
 
-/// Logs a moment near the end of a run, in seconds since its beginning.
+/// Logs a moment before or after the steps of a run, in seconds since its beginning.
 fn stamp(began: Instant, what: &str) {
     tracing::info!(seconds = began.elapsed().as_secs_f64(), "{what}");
 }
