@@ -26,6 +26,8 @@ pub struct Step {
     pub peaks: BTreeMap<String, Bytes>,
     /// The work of the run's threads with memory since the step before.
     pub work: Vec<ThreadWork>,
+    /// Kernels launched on GPUs since the step before; none without a GPU.
+    pub launches: Option<u64>,
 }
 
 /// The work of a lane's thread, or of the cores of a device, with memory.

@@ -46,6 +46,8 @@ struct StepLine<'a> {
     remaining_s: f64,
     peak_bytes: BTreeMap<&'a str, u64>,
     threads: Vec<ThreadLine<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    launches: Option<u64>,
 }
 
 /// The work of a lane's thread, or of the cores of a device, with memory in one step.
@@ -152,6 +154,7 @@ impl Progress {
             remaining_s: self.seconds / f64::from(self.here) * f64::from(left),
             peak_bytes: step.peaks.iter().map(|(memory, bytes)| (memory.as_str(), bytes.get())).collect(),
             threads: step.work.iter().map(ThreadLine::from).collect(),
+            launches: step.launches,
         })
     }
 

@@ -1,6 +1,8 @@
 //! Open devices: a Burn device, and for CPU cores a thread pool of their own.
 
 use super::{Backend, DeviceError, Executor, cores, simd};
+#[cfg(feature = "cube")]
+use super::{kernel_cache, launches};
 use crate::{host::Tally, task_error::TaskError};
 use burn::tensor::Device;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -31,8 +33,8 @@ impl DeviceContext {
         let cores = executor.cpu().map_or(0, |(_, cores)| cores.len().max(1));
         let tallies: Vec<_> = (0..cores).map(|_| Tally::new()).collect();
         let (device, pool, warnings) = match executor {
-            Executor::Cuda { index } => (gpu("cuda", cuda(), *index)?, None, Vec::new()),
-            Executor::Wgpu { index } => (gpu("wgpu", wgpu(), *index)?, None, Vec::new()),
+            Executor::Cuda { index } => (gpu("cuda", cuda(), *index)?, None, gpu_warnings()),
+            Executor::Wgpu { index } => (gpu("wgpu", wgpu(), *index)?, None, gpu_warnings()),
             Executor::Cpu { backend, cores, .. } | Executor::Emulated { backend, cores, .. } => {
                 keep_freed_memory();
                 let (pool, warnings) = pinned_pool(executor, cores, &tallies)?;
@@ -87,6 +89,7 @@ fn cpu(backend: Backend) -> Device {
 
 #[cfg(feature = "cuda")]
 fn cuda() -> Option<Vec<Device>> {
+    kernel_cache::prepare();
     Some(Device::enumerate(burn::tensor::DeviceType::Cuda).into_iter().collect())
 }
 
@@ -98,6 +101,7 @@ const fn cuda() -> Option<Vec<Device>> {
 
 #[cfg(feature = "wgpu")]
 fn wgpu() -> Option<Vec<Device>> {
+    kernel_cache::prepare();
     Some(Device::enumerate(burn::tensor::DeviceType::Wgpu).into_iter().collect())
 }
 
@@ -116,11 +120,29 @@ fn gpu(library: &str, found: Option<Vec<Device>>, index: u32) -> Result<Device, 
     };
     let (index, count) = (index as usize, found.len());
     if index < count {
-        Ok(found.swap_remove(index))
+        let device = found.swap_remove(index);
+        #[cfg(feature = "cube")]
+        {
+            kernel_cache::choose(library, &device);
+            launches::observe();
+        }
+        Ok(device)
     } else {
         let hint = "bind the program's device to `emulated:0` or `cpu:0`";
         Err(refuse(format!("{count} devices of {library} are there"), hint))
     }
+}
+
+/// Requests of every GPU that could not be met.
+#[cfg(feature = "cube")]
+fn gpu_warnings() -> Vec<String> {
+    kernel_cache::prepare().to_vec()
+}
+
+/// Without GPUs, there are none.
+#[cfg(not(feature = "cube"))]
+const fn gpu_warnings() -> Vec<String> {
+    Vec::new()
 }
 
 fn pinned_pool(

@@ -73,7 +73,12 @@ pub(crate) fn perform<'a>(
     let contention = watch.contention();
     let state = monitor.into_state()?;
     save_trained(plan, &interpreter, options)?;
-    warnings.extend(interpreter.contexts.values().flat_map(|context| context.warnings.clone()));
+    for warning in interpreter.contexts.values().flat_map(|context| &context.warnings) {
+        // Devices of one kind say the same.
+        if !warnings.contains(warning) {
+            warnings.push(warning.clone());
+        }
+    }
     let mut report = report(&program_index, &interpreter, &state, (devices, warnings))?;
     report.trace.notes.extend(contention.and_then(|contention| contention.note()));
     stamp(began, "the report is made");

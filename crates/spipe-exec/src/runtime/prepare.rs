@@ -9,7 +9,7 @@ use crate::{
         task::{Task, computed_on, tasks},
     },
     data::Data,
-    device::{Binding, DeviceContext},
+    device::{Binding, DeviceContext, tuned},
     error::RunError,
     inference::Inference,
     nn::layers::{Parameter, Reading, Unit, inferring_units, units},
@@ -74,7 +74,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
     }
     let (drives, more) = open_drives(plan, program, options)?;
     let arenas = build(program, &contexts, &planned)?;
-    let warnings = warnings.into_iter().chain(more).collect();
+    let warnings = warnings.into_iter().chain(more).chain(other_choices(options)).collect();
     let scales = LossScales::new(workload.precision, initial_state.loss_scale());
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
     let stores_half = |device: &&DeviceId| context.cost.storage(**device) != Precision::Fp32;
@@ -268,6 +268,14 @@ fn open(
         contexts.insert(*device, context);
     }
     Ok(contexts)
+}
+
+/// The warning of a run whose GPUs choose other kernels than before its checkpoint.
+fn other_choices(options: &Options) -> Option<String> {
+    let lost = options.resume.as_ref().map_or(0, |checkpoint| checkpoint.choices_lost(&tuned()));
+    (lost > 0).then(|| {
+        format!("losses may differ by rounding: {lost} kernels that the checkpoint was trained with are chosen again")
+    })
 }
 
 /// The buffers on drives.

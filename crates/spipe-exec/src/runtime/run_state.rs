@@ -1,6 +1,7 @@
 //! The state that lanes share under the lock of the [monitor](super::monitor).
 
 use crate::{
+    device::recent_launches,
     error::RunError,
     host::Watched,
     report::ThreadWork,
@@ -59,6 +60,8 @@ pub(crate) struct Finished {
     pub duration: SimTime,
     pub peaks: BTreeMap<String, Bytes>,
     pub work: Vec<ThreadWork>,
+    /// Kernels launched on GPUs since the iteration before.
+    pub launches: Option<u64>,
 }
 
 /// The progress of a lane.
@@ -212,12 +215,13 @@ impl RunState {
         self.durations.push(duration);
         self.losses.push(loss);
         let peaks = self.ledger.take_recent_peaks(program_index);
+        let launches = recent_launches();
         let work = self.watched.iter_mut().map(|watched| {
             let work = watched.take();
             ThreadWork { name: watched.name.clone(), computes: watched.computes, work }
         });
         let work = work.collect();
-        self.finished.push_back(Finished { index, loss, norm, left_out, duration, peaks, work });
+        self.finished.push_back(Finished { index, loss, norm, left_out, duration, peaks, work, launches });
     }
 
     /// Excludes the time before `now`, a deliberate pause, from the next iteration.

@@ -55,9 +55,9 @@ impl Steps<'_, '_> {
     }
 
     fn step(&self, finished: Finished) -> Step {
-        let Finished { index, loss, norm, left_out, duration, peaks, work } = finished;
+        let Finished { index, loss, norm, left_out, duration, peaks, work, launches } = finished;
         let duration = Duration::from_nanos(duration.as_ns());
-        Step { index: self.done + index, loss, norm, left_out, duration, tokens: self.tokens, peaks, work }
+        Step { index: self.done + index, loss, norm, left_out, duration, tokens: self.tokens, peaks, work, launches }
     }
 
     /// Lets iterations up to the next checkpoint begin, after `iterations` have finished.

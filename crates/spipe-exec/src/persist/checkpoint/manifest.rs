@@ -3,6 +3,7 @@
 use super::{CheckpointError, MANIFEST, OPTIMIZER, WEIGHTS, name};
 use crate::{
     data::Data,
+    device::tuned,
     optimizer::{AdamW, Decay, Schedule, StepSettings},
     persist::tensor_file::open_ordinary,
 };
@@ -44,6 +45,10 @@ pub(crate) struct Manifest {
     /// The loss scale, if losses are scaled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,
+    /// The choices of the tuner of GPUs, each by the checksum of its question; absent where no GPU
+    /// was used, and from checkpoints older than this field.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tuned: BTreeMap<String, u64>,
     pub files: BTreeMap<String, Sum>,
     /// Checksum of everything above as written; absent from checkpoints older than this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -166,6 +171,7 @@ impl Manifest {
             optimizer,
             optimizer_steps,
             loss_scale,
+            tuned: tuned(),
             files,
             crc32: None,
         }

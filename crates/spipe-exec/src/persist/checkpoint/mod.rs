@@ -3,7 +3,8 @@
 //! ```text
 //! folder/step-00000020/weights.safetensors     parameters by the names of layers and tensors, f32
 //!                      optimizer.safetensors   the buffers of their optimizer's state, and gradients of a delayed step
-//!                      checkpoint.json         step, seed, plan, and length and CRC-32 of the two; written last
+//!                      checkpoint.json         step, seed, plan, kernels that were chosen for a GPU, and length and
+//!                                              CRC-32 of the two; written last
 //!        step-00000040/…
 //!        .step-00000060.tmp/                   being written; renamed when all of it is on the disk
 //! ```
@@ -26,7 +27,10 @@ pub(crate) use write::{NamedLayer, TrainingState, Writer};
 pub use error::CheckpointError;
 
 use manifest::Manifest;
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 /// Where and how often a run writes checkpoints. There is always one at its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +85,12 @@ impl Checkpoint {
         self.manifest.step
     }
 
+    /// Number of the tuner's choices that the run had before, and that are others here or not made
+    /// yet.
+    pub(crate) fn choices_lost(&self, here: &BTreeMap<String, u64>) -> usize {
+        self.manifest.tuned.iter().filter(|(question, chosen)| here.get(*question) != Some(chosen)).count()
+    }
+
     /// Its folder.
     pub fn path(&self) -> &Path {
         &self.folder
@@ -111,4 +121,25 @@ pub(crate) fn steps(folder: &Path) -> Result<Vec<(u32, PathBuf)>, CheckpointErro
     }
     found.sort_unstable();
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_of_other_kernels_are_counted() {
+        let text = r#"{
+            "format-version": 1, "step": 1, "seed": 0, "model": "m", "plan": "0", "batch": 1,
+            "optimizer": { "learning-rate": 0.001, "weight-decay": 0.0 }, "optimizer-steps": {},
+            "tuned": { "aa": 1, "bb": 2 }, "files": {}
+        }"#;
+        let manifest: Manifest = serde_json::from_str(text).unwrap();
+        let checkpoint = Checkpoint { folder: PathBuf::new(), manifest };
+        let lost = |here: &[(&str, u64)]| {
+            checkpoint.choices_lost(&here.iter().map(|(question, chosen)| ((*question).to_owned(), *chosen)).collect())
+        };
+        assert_eq!(lost(&[("aa", 1), ("bb", 2), ("cc", 3)]), 0);
+        assert_eq!((lost(&[("aa", 1), ("bb", 0)]), lost(&[])), (1, 2), "others, and those that are not made yet");
+    }
 }
