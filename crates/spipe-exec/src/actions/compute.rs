@@ -13,7 +13,7 @@ use crate::{
         layers::{ActivationRecord, Signal, Unit},
         passes::{self, Gradients, Layers, Outputs, SavedActivations, Seed, Tracked},
     },
-    stored::{Stored, StoredTensors, all_on, store_all},
+    stored::{Stored, StoredTensors, all_own, store_all},
     task_error::TaskError,
 };
 use burn::tensor::{DType, Device, FloatDType};
@@ -334,7 +334,7 @@ impl SumsBefore {
     fn add(self, more: Gradients, (device, dtype): (&Device, FloatDType)) -> Result<SumsAfter, TaskError> {
         let sum = |before: Option<StoredTensors>, more: Tensors| {
             let sum = match before {
-                Some(before) => passes::accumulate(all_on(before, device, FloatDType::F32)?, more),
+                Some(before) => passes::accumulate(all_own(before, device)?, more),
                 None => more,
             };
             Ok::<_, TaskError>(store_all(sum, dtype))

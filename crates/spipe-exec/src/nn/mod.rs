@@ -1,5 +1,7 @@
 //! Neural networks on one device: layers, their kernels, and the passes through consecutive layers.
 
+#[cfg(feature = "cube")]
+pub(crate) mod fused;
 pub(crate) mod kernels;
 pub(crate) mod layers;
 pub(crate) mod passes;

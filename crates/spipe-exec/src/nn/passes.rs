@@ -14,6 +14,11 @@ use crate::nn::{
     layers::{ActivationRecord, Answer, PassContext, Product, Products, Signal, Unit},
     wide,
 };
+#[cfg(feature = "cube")]
+use crate::nn::{
+    fused,
+    layers::{LinearFunction, linear_on_gpu},
+};
 use burn::tensor::Tensor;
 
 /// Consecutive layers with their parameters.
@@ -356,8 +361,7 @@ struct InputGradients {
 fn input_gradient(graph: Tracked, seed: Seed) -> InputGradients {
     let root: Tensor<1> = match (graph.output, seed) {
         (Signal::Loss(loss), Seed::Loss(scale)) => loss.mul_scalar(scale),
-        // The derivative of Σ y g by y is g.
-        (Signal::Hidden(output), Seed::Gradient(gradient)) => (output * *gradient).sum(),
+        (Signal::Hidden(output), Seed::Gradient(gradient)) => seeded(output, *gradient),
         (Signal::Loss(_), Seed::Gradient(_)) => panic!("a gradient arrives where the loss is computed"),
         (_, _) => panic!("no gradient arrives at an output that is not the loss"),
     };
@@ -378,6 +382,32 @@ fn input_gradient(graph: Tracked, seed: Seed) -> InputGradients {
     }
     let input = graph.input.as_ref().map(&mut of);
     InputGradients { later, input, borrowed: graph.borrowed.map(|(owner, leaf)| (owner, of(&leaf))) }
+}
+
+/// A number whose derivative by `output` is `gradient`.
+fn seeded(output: Matrix, gradient: Matrix) -> Tensor<1> {
+    #[cfg(feature = "cube")]
+    if let Some(root) = linear_on_gpu(&Seeded(gradient.clone()), [&output]) {
+        return root.reshape([1]);
+    }
+    // The derivative of Σ y g by y is g.
+    (output * gradient).sum()
+}
+
+/// A function that is nowhere computed: its graph begins with the gradient of its input.
+#[cfg(feature = "cube")]
+#[derive(Clone, Debug)]
+struct Seeded(Matrix);
+
+#[cfg(feature = "cube")]
+impl LinearFunction<1> for Seeded {
+    fn value(&self, [output]: [Matrix; 1]) -> Matrix {
+        Matrix::zeros([1, 1], (&output.device(), output.dtype()))
+    }
+
+    fn gradients(&self, _: Matrix) -> [Matrix; 1] {
+        [self.0.clone()]
+    }
 }
 
 /// The backward of consecutive graphs without the deferred gradients; returns those, and the
@@ -420,12 +450,20 @@ pub(crate) fn backward(graphs: Vec<Tracked>, seed: Seed) -> Gradients {
     Gradients { input, ..backward_weight(later) }
 }
 
-/// Adds `more` to `sum` in f32, tensor by tensor.
+/// Adds `more` to `sum` in f32, tensor by tensor. On a GPU, the sums stay where they are, in their
+/// type.
 pub(crate) fn accumulate(sum: Tensors, more: Tensors) -> Tensors {
-    let add = |(sum, more): (Vec<Matrix>, Vec<Matrix>)| {
-        sum.into_iter().zip(more).map(|(sum, more)| wide(sum) + wide(more)).collect()
+    let all = |(sum, more): (Vec<Matrix>, Vec<Matrix>)| sum.into_iter().zip(more).map(add).collect();
+    sum.into_iter().zip(more).map(all).collect()
+}
+
+fn add((sum, more): (Matrix, Matrix)) -> Matrix {
+    #[cfg(feature = "cube")]
+    let (sum, more) = match fused::add_in_place(sum, more) {
+        Ok(sum) => return sum,
+        Err(same) => same,
     };
-    sum.into_iter().zip(more).map(add).collect()
+    wide(sum) + wide(more)
 }
 
 /// The same signal without a graph.

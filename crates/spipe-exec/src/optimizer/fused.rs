@@ -10,12 +10,15 @@ use super::{
     device_state::{DeviceMoments, DeviceParameter},
     kernel::Scalars,
 };
-use crate::nn::Matrix;
-use burn::{backend::Cube, tensor::DType};
+use crate::nn::{
+    Matrix,
+    fused::{element, in_place, vector_size},
+};
+use burn::backend::Cube;
 use burn_cubecl::{
     cubecl::{
-        self, calculate_cube_count_elemwise, ir::ElemType, ir::FloatKind, prelude::*,
-        std::tensor::layout::linear::LinearView, std::tensor::layout::linear::LinearViewMut,
+        self, calculate_cube_count_elemwise, ir::ElemType, prelude::*, std::tensor::layout::linear::LinearView,
+        std::tensor::layout::linear::LinearViewMut,
     },
     tensor::CubeTensor,
 };
@@ -97,8 +100,8 @@ pub(super) fn step(
     let Some(gradients) = of(&gradient) else { return Err((held, gradient, moments)) };
     drop(gradient);
     let DeviceMoments { first, second, steps } = moments;
-    let state = [held.parameter, first, second].map(in_place);
-    let weights = held.weights.map(in_place);
+    let state = [held.parameter, first, second].map(to_write);
+    let weights = held.weights.map(to_write);
     launch(scalars, gradients, &state, weights.as_ref());
     let [parameter, first, second] = state.map(matrix);
     let held = DeviceParameter { parameter, weights: weights.map(matrix) };
@@ -133,21 +136,6 @@ fn views<N: Size>(state: &[CubeTensor; 3]) -> StateLaunch<'static, N> {
     StateLaunch::new(parameters, firsts, seconds)
 }
 
-/// Number of neighbours that a thread can take at once.
-fn vector_size(tensor: &CubeTensor) -> usize {
-    let sizes = tensor.client.io_optimized_vector_sizes(tensor.dtype.size());
-    let (shape, strides) = (tensor.meta.shape(), tensor.meta.strides());
-    cubecl::tensor_vector_size_parallel(sizes, shape, strides, tensor.meta.num_dims() - 1)
-}
-
-fn element(width: DType) -> ElemType {
-    ElemType::Float(match width {
-        DType::F16 => FloatKind::F16,
-        DType::BF16 => FloatKind::BF16,
-        _ => FloatKind::F32,
-    })
-}
-
 /// The tensor of a device's library; none of another library.
 fn of(matrix: &Matrix) -> Option<CubeTensor> {
     matrix.clone().try_into_primitive::<Cube>().ok()
@@ -158,7 +146,6 @@ fn matrix(tensor: CubeTensor) -> Matrix {
 }
 
 /// The same tensor if nobody else reads it, otherwise a copy.
-fn in_place(matrix: Matrix) -> CubeTensor {
-    let tensor = matrix.try_into_primitive::<Cube>().expect("all are on the device of the gradients");
-    if tensor.can_mut() && tensor.is_nonoverlapping() { tensor } else { tensor.copy() }
+fn to_write(matrix: Matrix) -> CubeTensor {
+    in_place(matrix.try_into_primitive::<Cube>().expect("all are on the device of the gradients"))
 }

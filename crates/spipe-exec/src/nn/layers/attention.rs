@@ -1,13 +1,23 @@
 //! Self-attention: by this crate's kernel on CPU cores, elsewhere by Burn's operations.
 
 use super::{
-    Matrix, Parameter, PassContext, cast, float,
+    Matrix, Parameter, PassContext,
+    activation::biased,
+    cast, float,
     norm::NormUnit,
-    replay::{Replayed, replayed},
+    replay::replayed,
+    scaled_dot_product::{ScaledDotProduct, Span},
     wide,
 };
+#[cfg(feature = "cube")]
+use super::{
+    replay::{LinearFunction, linear_on_gpu},
+    scaled_dot_product::Seen,
+};
+#[cfg(feature = "cube")]
+use crate::nn::fused;
 use crate::nn::kernels::{self, Angles, Attention, Rope};
-use burn::tensor::{Device, Tensor, TensorData, activation::softmax};
+use burn::tensor::{Device, Tensor, TensorData};
 use spipe_model::{Block, Matrix as MatrixPlace, Positions, QkNorm, RotaryFrequencies, RotaryScaling};
 use std::{
     collections::BTreeMap,
@@ -26,6 +36,9 @@ pub(crate) struct AttentionUnit {
     /// The angles of the positions asked for last; all microbatches of an iteration ask for the
     /// same.
     last_angles: Arc<Mutex<Option<PlacedAngles>>>,
+    /// Their tables on the GPU that asked last.
+    #[cfg(feature = "cube")]
+    last_tables: Arc<Mutex<Option<((Range<usize>, String), fused::Rotation)>>>,
 }
 
 /// Positions and their rotation angles.
@@ -33,21 +46,6 @@ type PlacedAngles = (Range<usize>, Angles);
 
 /// Sequences, tokens of each, and the device by its name.
 type ConstantKey = (usize, usize, String);
-
-/// The tokens of each sequence, by position: those that are queries, and those that are keys.
-#[derive(Clone, Debug)]
-struct Span {
-    sequences: usize,
-    queries: Range<usize>,
-    keys: Range<usize>,
-}
-
-impl Span {
-    /// All tokens of sequences of that length.
-    const fn whole((sequences, seq_len): (usize, usize)) -> Self {
-        Self { sequences, queries: 0..seq_len, keys: 0..seq_len }
-    }
-}
 
 /// Constants of a shape.
 #[derive(Clone, Debug)]
@@ -92,7 +90,15 @@ impl AttentionUnit {
             QkNorm::EachHead => return Err("norms of heads with weights of their own are not computed"),
         };
         let (constants, kernels, last_angles) = Default::default();
-        Ok(Self { block: *block, norms, constants, kernels, last_angles })
+        Ok(Self {
+            block: *block,
+            norms,
+            constants,
+            kernels,
+            last_angles,
+            #[cfg(feature = "cube")]
+            last_tables: Arc::default(),
+        })
     }
 
     pub fn parameters(&self) -> Vec<Parameter> {
@@ -127,7 +133,7 @@ impl AttentionUnit {
         let places = ([MatrixPlace::Query, MatrixPlace::Key, MatrixPlace::Value], Some(MatrixPlace::QueryKeyValue));
         let mut projected = pass.adapted(&input, places, projected);
         if block.qkv_bias {
-            projected = projected.map(|projection| projection + next());
+            projected = projected.map(|projection| biased(projection, next()));
         }
         let [mut queries, mut keys, values] = projected;
         if let Some([of_queries, of_keys]) = &self.norms {
@@ -156,7 +162,7 @@ impl AttentionUnit {
         };
         let output = pass.multiply(mixed.clone(), next());
         let [output] = pass.adapted(&mixed, ([MatrixPlace::Output], None), [output]);
-        if block.output_bias { output + next() } else { output }
+        if block.output_bias { biased(output, next()) } else { output }
     }
 
     /// The output of this crate's kernel, where it runs; it has no bound of scores.
@@ -166,6 +172,11 @@ impl AttentionUnit {
 
     /// The value of the kernel, by Burn's operations.
     fn mix(&self, batch: (usize, usize), [queries, keys, values]: [Matrix; 3]) -> Matrix {
+        #[cfg(feature = "cube")]
+        if fused::is_on_gpu(&queries) {
+            let [queries, keys] = [queries, keys].map(|rows| self.turned(rows, (batch.0, &(0..batch.1))));
+            return self.mix_heads(&Span::whole(batch), [queries, keys, values], None);
+        }
         let block = &self.block;
         let [heads, kv_heads, width] = [block.heads, block.kv_heads, block.head_dim].map(|number| number as usize);
         let tokens = batch.0 * batch.1;
@@ -181,6 +192,10 @@ impl AttentionUnit {
 
     /// The same for queries and keys that are already rotated.
     fn mix_turned(&self, span: &Span, inputs: [Matrix; 3]) -> Matrix {
+        #[cfg(feature = "cube")]
+        if fused::is_on_gpu(&inputs[0]) {
+            return self.mix_heads(span, inputs, None);
+        }
         let mask = self.mask(span, &inputs[0].device().without_autodiff());
         self.mix_heads(span, inputs, mask)
     }
@@ -189,8 +204,17 @@ impl AttentionUnit {
     fn mix_heads(&self, span: &Span, inputs: [Matrix; 3], mask: Option<Tensor<4>>) -> Matrix {
         let Block { heads, kv_heads, head_dim, .. } = self.block;
         let [heads, key_heads, width] = [heads, kv_heads, head_dim].map(|number| number as usize);
-        let cap = self.block.score_cap;
-        replayed(&ScaledDotProduct { span: span.clone(), heads, key_heads, width, cap, mask }, inputs)
+        let function = ScaledDotProduct {
+            span: span.clone(),
+            heads,
+            key_heads,
+            width,
+            cap: self.block.score_cap,
+            #[cfg(feature = "cube")]
+            seen: Seen { causal: self.block.causal, window: self.block.keys(span.keys.end as u64) as usize },
+            mask,
+        };
+        replayed(&function, inputs)
     }
 
     /// Rows of queries or keys, rotated by the positions of their tokens.
@@ -198,6 +222,10 @@ impl AttentionUnit {
         let Some(angles) = self.angles(positions.clone()) else { return rows };
         let width = self.block.head_dim as usize;
         if let Some(turned) = kernels::apply(Rope { angles, width }, [&rows]) {
+            return turned;
+        }
+        #[cfg(feature = "cube")]
+        if let Some(turned) = self.turned_on_gpu(&rows, positions) {
             return turned;
         }
         let [tokens, columns] = rows.dims();
@@ -209,6 +237,30 @@ impl AttentionUnit {
             }
             None => rows,
         }
+    }
+
+    /// The same by a kernel of a GPU; none elsewhere.
+    #[cfg(feature = "cube")]
+    fn turned_on_gpu(&self, rows: &Matrix, positions: &Range<usize>) -> Option<Matrix> {
+        if !fused::is_on_gpu(rows) {
+            return None;
+        }
+        let device = rows.device().without_autodiff();
+        let key = (positions.clone(), format!("{device:?}"));
+        let mut last = self.last_tables.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = last.take().filter(|(of, _)| *of == key).map(|(_, rotation)| rotation);
+        let make = || {
+            let Angles { cosines, sines, turned } = self.angles(positions.clone())?;
+            let table = |numbers: &[f32]| {
+                let numbers = TensorData::new(numbers.to_vec(), [positions.len(), turned / 2]);
+                Tensor::from_data(numbers, &device)
+            };
+            let (tables, width) = ([table(&cosines), table(&sines)], self.block.head_dim as usize);
+            Some(fused::Rotation { tables, width })
+        };
+        let rotation = known.or_else(make)?;
+        *last = Some((key, rotation.clone()));
+        linear_on_gpu(&rotation, [rows])
     }
 
     fn kernel(&self, batch: (usize, usize)) -> Attention {
@@ -325,120 +377,15 @@ impl AttentionUnit {
     }
 }
 
-/// Scores of queries and keys, softmax, and the weighted sum of values.
-#[derive(Clone, Debug)]
-struct ScaledDotProduct {
-    span: Span,
-    heads: usize,
-    /// Heads of keys and values; each is shared by `heads / key_heads` query heads.
-    key_heads: usize,
-    /// Channels of a head.
-    width: usize,
-    /// The bound of scores.
-    cap: Option<f64>,
-    /// Added to the scores of every head.
-    mask: Option<Tensor<4>>,
-}
-
-impl ScaledDotProduct {
-    fn by_head(&self, matrix: Matrix, heads: usize, tokens: &Range<usize>) -> Tensor<4> {
-        matrix.reshape([self.span.sequences, tokens.len(), heads, self.width]).swap_dims(1, 2)
+#[cfg(feature = "cube")]
+impl LinearFunction<1> for fused::Rotation {
+    fn value(&self, [rows]: [Matrix; 1]) -> Matrix {
+        fused::turned(self, &rows, 1.0).expect("rows are on a GPU")
     }
 
-    fn by_token(&self, heads: Tensor<4>) -> Matrix {
-        let [sequences, count, tokens, width] = heads.dims();
-        heads.swap_dims(1, 2).reshape([sequences * tokens, count * width])
-    }
-
-    fn scale(&self) -> f64 {
-        1.0 / (self.width as f64).sqrt()
-    }
-
-    /// Scaled queries, and keys and values repeated for every query head.
-    fn heads(&self, [queries, keys, values]: [Matrix; 3]) -> [Tensor<4>; 3] {
-        let queries = self.by_head(queries * self.scale(), self.heads, &self.span.queries);
-        let each = |matrix| self.for_each_query_head(self.by_head(matrix, self.key_heads, &self.span.keys));
-        [queries, each(keys), each(values)]
-    }
-
-    /// The scores in f32, bounded if there is a bound, and their slopes by the unbounded ones.
-    fn scores(&self, queries: &Tensor<4>, keys: &Tensor<4>) -> (Tensor<4>, Option<Tensor<4>>) {
-        let scores = wide(queries.clone().matmul(keys.clone().swap_dims(2, 3)));
-        let Some(cap) = self.cap else { return (scores, None) };
-        let share = (scores / cap).tanh();
-        (share.clone() * cap, Some(share.square().neg() + 1.0))
-    }
-
-    /// The probabilities in f32.
-    fn shares(&self, scores: Tensor<4>) -> Tensor<4> {
-        softmax(
-            match &self.mask {
-                Some(mask) => scores + mask.clone(),
-                None => scores,
-            },
-            3,
-        )
-    }
-
-    /// Key or value heads, each repeated for the query heads that share it.
-    fn for_each_query_head(&self, heads: Tensor<4>) -> Tensor<4> {
-        let share = self.heads / self.key_heads;
-        if share == 1 {
-            return heads;
-        }
-        let [sequences, count, tokens, width] = heads.dims();
-        heads.reshape([sequences, count, 1, tokens, width]).expand([sequences, count, share, tokens, width]).reshape([
-            sequences,
-            count * share,
-            tokens,
-            width,
-        ])
-    }
-
-    /// Gradients of key or value heads, summed over the query heads that share each.
-    fn for_each_key_head(&self, gradients: Tensor<4>) -> Tensor<4> {
-        let share = self.heads / self.key_heads;
-        if share == 1 {
-            return gradients;
-        }
-        let [sequences, count, tokens, width] = gradients.dims();
-        let shared: Tensor<5> = gradients.reshape([sequences, count / share, share, tokens, width]);
-        shared.sum_dim(2).reshape([sequences, count / share, tokens, width])
-    }
-}
-
-impl Replayed<3> for ScaledDotProduct {
-    fn value(&self, inputs: [Matrix; 3]) -> Matrix {
-        let [queries, keys, values] = self.heads(inputs);
-        let (scores, _) = self.scores(&queries, &keys);
-        let shares = cast(self.shares(scores), float(values.dtype()));
-        self.by_token(shares.matmul(values))
-    }
-
-    /// With P = softmax of the scores S and Y = P V: dV = Pᵀ dY, dP = dY Vᵀ, dS = P (dP − Σ dP P),
-    /// dQ = dS K, dK = dSᵀ Q. A bound of scores multiplies dS by 1 − tanh².
-    fn gradients(&self, inputs: [Matrix; 3], gradient: Matrix) -> [Matrix; 3] {
-        let shapes = inputs.each_ref().map(Tensor::dims);
-        let [queries, keys, values] = self.heads(inputs);
-        let gradient = self.by_head(gradient, self.heads, &self.span.queries);
-        let width = float(values.dtype());
-        let (scores, slopes) = self.scores(&queries, &keys);
-        let shares = self.shares(scores);
-        let of_shares = wide(gradient.clone().matmul(values.swap_dims(2, 3)));
-        let across = (of_shares.clone() * shares.clone()).sum_dim(3);
-        let of_scores = (of_shares - across) * shares.clone();
-        let of_scores = match slopes {
-            Some(slopes) => of_scores * slopes,
-            None => of_scores,
-        };
-        let of_scores = cast(of_scores, width);
-        let of_values = cast(shares, width).swap_dims(2, 3).matmul(gradient);
-        let of_keys = of_scores.clone().swap_dims(2, 3).matmul(queries);
-        let of_queries = self.by_token(of_scores.matmul(keys)) * self.scale();
-        let by_token = |heads| self.by_token(self.for_each_key_head(heads));
-        let (of_keys, of_values) = (by_token(of_keys), by_token(of_values));
-        // Rows may be those of heads instead of tokens.
-        [of_queries.reshape(shapes[0]), of_keys.reshape(shapes[1]), of_values.reshape(shapes[2])]
+    /// The transpose of a rotation is the inverse one.
+    fn gradients(&self, gradient: Matrix) -> [Matrix; 1] {
+        [fused::turned(self, &gradient, -1.0).expect("a gradient is on the device of its value")]
     }
 }
 
@@ -468,22 +415,4 @@ fn rotary(positions: Range<usize>, RotaryFrequencies { frequencies, attention_fa
         positions.clone().flat_map(row).collect()
     };
     Angles { cosines: table(f64::cos), sines: table(f64::sin), turned: 2 * frequencies.len() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{super::replay::tests::derives, *};
-    use crate::device::cores;
-
-    #[test]
-    fn the_mix_derives_as_its_operations_do() {
-        for (key_heads, masked, cap) in [(4, false, None), (2, true, None), (1, true, None), (2, true, Some(0.7))] {
-            let span = Span { sequences: 2, queries: 1..6, keys: 0..6 };
-            let row = |query: usize| (0..6).map(move |key| if key > query + 1 { f32::NEG_INFINITY } else { 0.0 });
-            let numbers: Vec<f32> = (0..5).flat_map(row).collect();
-            let mask = masked.then(|| Tensor::from_data(TensorData::new(numbers, [1, 1, 5, 6]), &cores()));
-            let mix = ScaledDotProduct { span, heads: 4, key_heads, width: 8, cap, mask };
-            derives(&mix, [[10, 32], [12, 8 * key_heads], [12, 8 * key_heads]]);
-        }
-    }
 }

@@ -2,13 +2,14 @@
 
 use super::{
     Matrix, Parameter, PassContext, SavedNumbers,
+    activation::{Gated, Sum, activated},
     adapters::Adapters,
     attention::AttentionUnit,
     norm::NormUnit,
-    replay::{Replayed, replayed},
+    replay::replayed,
 };
-use crate::nn::kernels::{self, GELU_CUBE, GELU_TWICE, Gelu, Swiglu};
-use burn::tensor::activation::{gelu, relu, sigmoid, silu};
+use crate::nn::kernels::{self, Gelu, Swiglu};
+use burn::tensor::activation::relu;
 use spipe_model::{Block, Matrix as MatrixPlace, Mlp, NormPlaces};
 
 /// A block.
@@ -125,44 +126,36 @@ impl BlockUnit {
             let [output] = self.linear(rest, &input, ([place], None), pass);
             output
         };
+        let up = MatrixPlace::Up;
         let inner = match self.block.mlp {
             Mlp::Swiglu => {
-                let [gate, up] = self.linear(&mut rest, &input, gates, pass);
+                let [gate, up] = self.linear(&mut rest, &input, gates, pass).map(Sum::added);
                 kernels::apply(Swiglu, [&gate, &up]).unwrap_or_else(|| replayed(&Gated, [gate, up]))
             }
             Mlp::GegluTanh => {
                 let [gate, up] = self.linear(&mut rest, &input, gates, pass);
-                kernels::apply(Gelu::Tanh, [&gate]).unwrap_or_else(|| replayed(&Approximate, [gate])) * up
+                activated(Gelu::Tanh, gate) * up.added()
             }
-            Mlp::Relu => relu(linear(&mut rest, input, MatrixPlace::Up)),
-            Mlp::Gelu => {
-                let inner = linear(&mut rest, input, MatrixPlace::Up);
-                kernels::apply(Gelu::Exact, [&inner]).unwrap_or_else(|| gelu(inner))
-            }
-            Mlp::GeluTanh => {
-                let inner = linear(&mut rest, input, MatrixPlace::Up);
-                kernels::apply(Gelu::Tanh, [&inner]).unwrap_or_else(|| replayed(&Approximate, [inner]))
-            }
+            Mlp::Relu => relu(linear(&mut rest, input, up).added()),
+            Mlp::Gelu => activated(Gelu::Exact, linear(&mut rest, input, up)),
+            Mlp::GeluTanh => activated(Gelu::Tanh, linear(&mut rest, input, up)),
         };
-        linear(&mut rest, inner, MatrixPlace::Down)
+        linear(&mut rest, inner, MatrixPlace::Down).added()
     }
 
-    /// The outputs of the matrices `places`, which all read `input`, with adapters and biases.
+    /// The outputs of the matrices `places`, which all read `input`, with adapters, and their biases.
     fn linear<const N: usize>(
         &self,
         rest: &mut impl Iterator<Item = Matrix>,
         input: &Matrix,
         places: ([MatrixPlace; N], Option<MatrixPlace>),
         pass: &PassContext,
-    ) -> [Matrix; N] {
+    ) -> [Sum; N] {
         let mut next = || rest.next().expect("as many parameters as `mlp_parameters` lists");
         let products = [(); N].map(|()| (pass.multiply(input.clone(), next()), self.block.mlp_bias.then(&mut next)));
         let mut biases = products.each_ref().map(|(_, bias)| bias.clone()).into_iter();
         let outputs = pass.adapted(input, places, products.map(|(output, _)| output));
-        outputs.map(|output| match biases.next().flatten() {
-            Some(bias) => output + bias,
-            None => output,
-        })
+        outputs.map(|output| Sum { output, bias: biases.next().flatten() })
     }
 
     /// Count of numbers that its graph keeps: inputs of products, of this crate's kernels (`ours`),
@@ -195,42 +188,5 @@ impl BlockUnit {
         let added = adapters.map_or(0, Adapters::inner);
         let own = (own + sequences * seq_len * added).saturating_sub(sequences * seq_len * unread);
         SavedNumbers { own, wide: 0 }
-    }
-}
-
-/// SiLU of the first input, times the second.
-#[derive(Clone, Debug)]
-pub(crate) struct Gated;
-
-impl Replayed<2> for Gated {
-    fn value(&self, [gate, up]: [Matrix; 2]) -> Matrix {
-        silu(gate) * up
-    }
-
-    /// With s = σ(g): y = g s u, so dg = dy u s (1 + g (1 − s)) and du = dy g s.
-    fn gradients(&self, [gate, up]: [Matrix; 2], gradient: Matrix) -> [Matrix; 2] {
-        let share = sigmoid(gate.clone());
-        let passed = gradient * share.clone();
-        let slope = gate.clone() * (share.neg() + 1.0) + 1.0;
-        [passed.clone() * up * slope, passed * gate]
-    }
-}
-
-/// GELU by a hyperbolic tangent: x σ(2 u) with u = √(2 ÷ π) (x + 0.044715 x³).
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Approximate;
-
-impl Replayed<1> for Approximate {
-    fn value(&self, [input]: [Matrix; 1]) -> Matrix {
-        let cube = input.clone().powi_scalar(3) * GELU_CUBE;
-        input.clone() * sigmoid((input + cube) * GELU_TWICE)
-    }
-
-    /// With s = σ(2 u): dx = dy s (1 + x (1 − s) 2 u′).
-    fn gradients(&self, [input]: [Matrix; 1], gradient: Matrix) -> [Matrix; 1] {
-        let square = input.clone() * input.clone();
-        let share = sigmoid(input.clone() * (square.clone() * GELU_CUBE + 1.0) * GELU_TWICE);
-        let slope = (square * (3.0 * GELU_CUBE) + 1.0) * GELU_TWICE;
-        [gradient * share.clone() * (input * (share.neg() + 1.0) * slope + 1.0)]
     }
 }

@@ -1,11 +1,16 @@
 //! The last layer of a model: the projection to classes, and the loss.
 
+#[cfg(feature = "cube")]
+use super::replay::replayed_on_gpu;
 use super::{
     Answer, Matrix, Parameter, PassContext, SavedNumbers, Signal, Targets,
+    activation::biased,
     norm::NormUnit,
     replay::{Replayed, replayed},
     wide,
 };
+#[cfg(feature = "cube")]
+use crate::nn::fused;
 use crate::nn::kernels::{self, CrossEntropy};
 use burn::tensor::{
     IndexingUpdateOp, Int, Tensor,
@@ -59,7 +64,7 @@ impl HeadUnit {
         };
         [logits] = pass.adapted(&input, ([MatrixPlace::Head], None), [logits]);
         if self.shape.bias {
-            logits = logits + bias[0].clone();
+            logits = biased(logits, bias[0].clone());
         }
         if let Some(cap) = self.shape.cap {
             logits = (wide(logits) / cap).tanh() * cap;
@@ -95,6 +100,10 @@ impl HeadUnit {
 }
 
 fn cross_entropy(logits: Matrix, targets: Targets) -> Tensor<1> {
+    #[cfg(feature = "cube")]
+    if let Some(loss) = replayed_on_gpu(&Loss(targets.column.clone()), [&logits]) {
+        return loss.reshape([1]);
+    }
     let logits = wide(logits);
     match kernels::apply(CrossEntropy { targets: targets.numbers }, [&logits]) {
         Some(loss) => loss.reshape([1]),
@@ -108,11 +117,19 @@ struct Loss(Tensor<2, Int>);
 
 impl Replayed<1> for Loss {
     fn value(&self, [logits]: [Matrix; 1]) -> Matrix {
+        #[cfg(feature = "cube")]
+        if let Some(losses) = fused::losses(&logits, &self.0) {
+            return losses.mean().reshape([1, 1]);
+        }
         log_softmax(logits, 1).gather(1, self.0.clone()).mean().neg().reshape([1, 1])
     }
 
     /// Softmax, minus one at each target.
     fn gradients(&self, [logits]: [Matrix; 1], gradient: Matrix) -> [Matrix; 1] {
+        #[cfg(feature = "cube")]
+        if let Some(found) = fused::loss_gradient(&logits, &self.0, &gradient) {
+            return [found];
+        }
         let rows = logits.dims()[0];
         let ones = Tensor::ones([rows, 1], &logits.device());
         let shares = softmax(logits, 1);

@@ -5,6 +5,7 @@
 //! parameters are matrices: norms and biases have one row, convolutions one for each output
 //! channel.
 
+mod activation;
 mod activation_record;
 mod adapters;
 mod attention;
@@ -20,6 +21,7 @@ mod pass_context;
 mod patch;
 mod product;
 mod replay;
+mod scaled_dot_product;
 mod unet;
 
 pub(crate) use activation_record::ActivationRecord;
@@ -29,6 +31,8 @@ pub(crate) use kv_cache::KvCache;
 pub(crate) use noise::{begin, denoised, go_on};
 pub(crate) use pass_context::{PassContext, Reading, Targets};
 pub(crate) use product::{Convolution, Linear, Product, Products};
+#[cfg(feature = "cube")]
+pub(crate) use replay::{LinearFunction, linear_on_gpu};
 
 use super::{Matrix, cast, float, wide};
 use adapters::Adapters;

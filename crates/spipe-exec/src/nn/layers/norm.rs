@@ -5,6 +5,8 @@ use super::{
     replay::{Replayed, replayed},
     wide,
 };
+#[cfg(feature = "cube")]
+use crate::nn::fused;
 use crate::nn::kernels::{self, LayerNorm, RmsNorm};
 use spipe_model::Norm;
 
@@ -78,6 +80,12 @@ pub(crate) struct Normed {
 }
 
 impl Normed {
+    /// The norm as a GPU's kernel.
+    #[cfg(feature = "cube")]
+    const fn fused(&self) -> fused::Norm {
+        fused::Norm { centres: self.norm.centres(), epsilon: self.epsilon as f32 }
+    }
+
     /// The normalised input, and its divisor.
     fn scaled(&self, input: Matrix) -> [Matrix; 2] {
         let input = wide(input);
@@ -100,24 +108,42 @@ impl Normed {
 
 impl Replayed<2> for Normed {
     fn value(&self, [input, weight]: [Matrix; 2]) -> Matrix {
+        #[cfg(feature = "cube")]
+        if let Some(found) = fused::normed(self.fused(), [&input, &weight], None) {
+            return found;
+        }
         let width = float(input.dtype());
         let [scaled, _] = self.scaled(input);
         cast(scaled * wide(weight), width)
     }
 
     fn gradients(&self, [input, weight]: [Matrix; 2], gradient: Matrix) -> [Matrix; 2] {
+        #[cfg(feature = "cube")]
+        if let Some((input, weight, _)) = fused::norm_gradients(self.fused(), [&input, &weight, &gradient], None) {
+            return [input, weight];
+        }
         self.derived([&input, &weight], wide(gradient))
     }
 }
 
 impl Replayed<3> for Normed {
     fn value(&self, [input, weight, bias]: [Matrix; 3]) -> Matrix {
+        #[cfg(feature = "cube")]
+        if let Some(found) = fused::normed(self.fused(), [&input, &weight], Some(&bias)) {
+            return found;
+        }
         let width = float(input.dtype());
         let [scaled, _] = self.scaled(input);
         cast(scaled * wide(weight) + wide(bias), width)
     }
 
     fn gradients(&self, [input, weight, bias]: [Matrix; 3], gradient: Matrix) -> [Matrix; 3] {
+        #[cfg(feature = "cube")]
+        if let Some((input, weight, Some(bias))) =
+            fused::norm_gradients(self.fused(), [&input, &weight, &gradient], Some(bias.dtype()))
+        {
+            return [input, weight, bias];
+        }
         let gradient = wide(gradient);
         let of_bias = cast(gradient.clone().sum_dim(0), float(bias.dtype()));
         let [of_input, of_weight] = self.derived([&input, &weight], gradient);

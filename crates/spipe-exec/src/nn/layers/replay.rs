@@ -11,6 +11,7 @@ use burn::backend::Cube;
 use burn::backend::{
     Autodiff, Backend, DispatchKindConversion, DispatchTensor,
     autodiff::{
+        NodeId,
         checkpoint::{base::Checkpointer, strategy::NoCheckpointing},
         grads::Gradients,
         ops::{Backward, Ops, OpsKind},
@@ -37,6 +38,14 @@ pub(crate) fn replayed<const N: usize>(function: &impl Replayed<N>, inputs: [Mat
     own.unwrap_or_else(|| function.value(inputs))
 }
 
+/// The same for inputs on a GPU, where the value is one kernel; none elsewhere.
+#[cfg(feature = "cube")]
+pub(crate) fn replayed_on_gpu<const N: usize>(function: &impl Replayed<N>, inputs: [&Matrix; N]) -> Option<Matrix> {
+    let inputs = inputs.map(Matrix::clone);
+    let is_plain = || inputs[0].clone().try_into_primitive::<Cube>().is_ok();
+    on::<Cube, N>(function, &inputs).or_else(|| is_plain().then(|| function.value(inputs.clone())))
+}
+
 fn on<B: Backend, const N: usize>(function: &impl Replayed<N>, inputs: &[Matrix; N]) -> Option<Matrix>
 where
     DispatchTensor: DispatchKindConversion<Autodiff<B>> + DispatchKindConversion<B>,
@@ -56,6 +65,69 @@ where
     Some(Matrix::from_primitive::<Autodiff<B>>(value))
 }
 
+/// A function that is linear in its inputs, so that its graph keeps nothing.
+#[cfg(feature = "cube")]
+pub(crate) trait LinearFunction<const N: usize>: Clone + Debug + Send + 'static {
+    /// Its value of inputs on a GPU, which are not tracked.
+    fn value(&self, inputs: [Matrix; N]) -> Matrix;
+
+    /// The gradients of its inputs from the gradient of its value.
+    fn gradients(&self, gradient: Matrix) -> [Matrix; N];
+}
+
+/// The value of a linear function as one step of the graph of its inputs, if these are on a GPU;
+/// none elsewhere.
+#[cfg(feature = "cube")]
+pub(crate) fn linear_on_gpu<const N: usize>(function: &impl LinearFunction<N>, inputs: [&Matrix; N]) -> Option<Matrix> {
+    if inputs[0].clone().try_into_primitive::<Cube>().is_ok() {
+        return Some(function.value(inputs.map(Matrix::clone)));
+    }
+    let mut nodes = Vec::with_capacity(N);
+    for input in inputs {
+        nodes.push(input.clone().try_into_primitive::<Autodiff<Cube>>().ok()?.into_parts().1);
+    }
+    let nodes = nodes.try_into().ok()?;
+    let value = function.value(inputs.map(|input| input.clone().inner())).try_into_primitive::<Cube>().ok()?;
+    let step = LinearStep(function.clone());
+    let value = match Backward::<Cube, N>::prepare::<NoCheckpointing>(step, nodes).compute_bound().stateful() {
+        OpsKind::Tracked(prepared) => prepared.finish((), value),
+        OpsKind::UnTracked(prepared) => prepared.finish(value),
+    };
+    Some(Matrix::from_primitive::<Autodiff<Cube>>(value))
+}
+
+/// A linear function as a step of a graph.
+#[cfg(feature = "cube")]
+#[derive(Clone, Debug)]
+struct LinearStep<F>(F);
+
+#[cfg(feature = "cube")]
+impl<F: LinearFunction<N>, const N: usize> Backward<Cube, N> for LinearStep<F> {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), N>, gradients: &mut Gradients, _: &mut Checkpointer) {
+        let gradient = Matrix::from_primitive::<Cube>(gradients.consume::<Cube>(&ops.node));
+        register::<Cube, N>(
+            ops.parents.map(|parent| parent.map(|node| node.id)),
+            self.0.gradients(gradient),
+            gradients,
+        );
+    }
+}
+
+/// Adds what was found to the gradients of the tracked inputs.
+fn register<B: Backend, const N: usize>(parents: [Option<NodeId>; N], found: [Matrix; N], gradients: &mut Gradients)
+where
+    DispatchTensor: DispatchKindConversion<B>,
+{
+    for (parent, found) in parents.into_iter().zip(found) {
+        if let Some(parent) = parent {
+            let found = found.try_into_primitive::<B>().expect("a gradient is on the device of its input");
+            gradients.register::<B>(parent, found);
+        }
+    }
+}
+
 /// A function as a step of a graph.
 #[derive(Clone, Debug)]
 struct Step<F>(F);
@@ -68,13 +140,11 @@ where
 
     fn backward(self, ops: Ops<Self::State, N>, gradients: &mut Gradients, _: &mut Checkpointer) {
         let gradient = Matrix::from_primitive::<B>(gradients.consume::<B>(&ops.node));
-        let found = self.0.gradients(ops.state, gradient);
-        for (parent, found) in ops.parents.into_iter().zip(found) {
-            if let Some(parent) = parent {
-                let found = found.try_into_primitive::<B>().expect("a gradient is on the device of its input");
-                gradients.register::<B>(parent.id, found);
-            }
-        }
+        register::<B, N>(
+            ops.parents.map(|parent| parent.map(|node| node.id)),
+            self.0.gradients(ops.state, gradient),
+            gradients,
+        );
     }
 }
 
@@ -82,7 +152,7 @@ where
 pub(super) mod tests {
     use super::{
         super::{
-            block::{Approximate, Gated},
+            activation::{Approximate, Gated},
             norm::Normed,
         },
         *,
