@@ -157,7 +157,7 @@ gpu-check:
 	$(PYTHON) -B crates/spipe-cli/scripts/device_check.py $(DEVICE) $(GPU_CHECK)
 
 .PHONY: gpu-check-short
-## Its first steps on cores that emulate a GPU, away from the committed reports, and the size of what goes to a GPU.
+## Its first steps on cores that emulate a GPU, away from the committed reports, and the size of tree and binary.
 gpu-check-short: build
 	cd crates/spipe-cli/scripts && SPIPE=$(CURDIR)/target/release/spipe $(PYTHON) -B -m unittest -v test_device_check
 
