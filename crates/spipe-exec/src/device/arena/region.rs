@@ -52,6 +52,10 @@ impl Region {
     /// pages are next to the cores that did it.
     pub fn touch(&self, bytes: usize) {
         let bytes = bytes.min(self.bytes);
+        if bytes == 0 {
+            // Without a pool the library would start one for nothing, and a system may have no threads left.
+            return;
+        }
         (0..bytes.div_ceil(HUGE)).into_par_iter().for_each(|part| {
             for page in (part * HUGE..bytes.min((part + 1) * HUGE)).step_by(PAGE) {
                 // SAFETY: inside the mapping, of which nothing has been handed out yet.
