@@ -1,15 +1,22 @@
 //! Activations of feed-forward networks, with the bias before them, or with what they gate.
 
-use super::{addresses, all, blank, columns, element, matrix, rows_and_columns, vector_size, view};
+use super::{
+    UNITS, addresses, all, blank,
+    columns::{ACROSS, LANES, MOST_AT_ONCE, grid, over_lanes},
+    element, matrix, rows_and_columns, units, vector_size, view,
+};
 use crate::nn::{
     Matrix,
     kernels::{GELU_CUBE, GELU_TWICE},
 };
-use burn_cubecl::cubecl::{
-    self, calculate_cube_count_elemwise,
-    ir::ElemType,
-    prelude::*,
-    std::tensor::layout::linear::{LinearView, LinearViewMut},
+use burn_cubecl::{
+    cubecl::{
+        self, calculate_cube_count_elemwise,
+        ir::ElemType,
+        prelude::*,
+        std::tensor::layout::linear::{LinearView, LinearViewMut},
+    },
+    tensor::CubeTensor,
 };
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
@@ -38,7 +45,7 @@ fn sigmoid<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
 
 /// f(x).
 #[cube]
-pub(super) fn value<N: Size>(x: Vector<f32, N>, #[comptime] function: Activation) -> Vector<f32, N> {
+fn value<N: Size>(x: Vector<f32, N>, #[comptime] function: Activation) -> Vector<f32, N> {
     if comptime!(function == Activation::Identity) {
         x
     } else if comptime!(function == Activation::Gelu) {
@@ -53,7 +60,7 @@ pub(super) fn value<N: Size>(x: Vector<f32, N>, #[comptime] function: Activation
 
 /// f′(x).
 #[cube]
-pub(super) fn slope<N: Size>(x: Vector<f32, N>, #[comptime] function: Activation) -> Vector<f32, N> {
+fn slope<N: Size>(x: Vector<f32, N>, #[comptime] function: Activation) -> Vector<f32, N> {
     let one = Vector::<f32, N>::new(1.0);
     if comptime!(function == Activation::Identity) {
         one
@@ -127,6 +134,61 @@ fn gated_backward<F: Float, N: Size>(
     of_ups.write(ABSOLUTE_POS, Vector::cast_from(gradient * value::<N>(gate, function)));
 }
 
+/// dx = dy f′(x + b), and Σ dx.
+#[cube(launch, address_type = "dynamic")]
+fn activation_sums<F: Float, N: Size>(
+    input: LinearView<'_, Vector<F, N>>,
+    bias: LinearView<'_, Vector<F, N>>,
+    gradient: LinearView<'_, Vector<F, N>>,
+    mut of_input: LinearViewMut<'_, Vector<F, N>>,
+    mut of_bias: LinearViewMut<'_, Vector<F, N>>,
+    rows: usize,
+    columns: usize,
+    #[comptime] function: Activation,
+    #[comptime] biased: bool,
+    #[define(F)] _width: ElemType,
+) {
+    let unit = UNIT_POS as usize;
+    let column = CUBE_POS * ACROSS + unit % ACROSS;
+    let mut level = Vector::<f32, N>::new(0.0);
+    if column < columns {
+        let mut plus = Vector::<f32, N>::new(0.0);
+        if comptime!(biased) {
+            plus = Vector::cast_from(bias.read(column));
+        }
+        let mut row = unit / ACROSS;
+        while row < rows {
+            let at = row * columns + column;
+            let input = Vector::<f32, N>::cast_from(input.read(at)) + plus;
+            let found = Vector::<f32, N>::cast_from(gradient.read(at)) * slope::<N>(input, function);
+            of_input.write(at, Vector::cast_from(found));
+            level += found;
+            row += LANES;
+        }
+    }
+    if comptime!(biased) {
+        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
+        let level = over_lanes::<N>(&mut shared, level);
+        if unit < ACROSS && column < columns {
+            of_bias.write(column, Vector::cast_from(level));
+        }
+    }
+}
+
+/// Launches [`activation_sums`] on input, bias and gradient.
+fn backward(function: Activation, from: [&CubeTensor; 3], to: [&CubeTensor; 2], biased: bool) {
+    let [rows, columns] = rows_and_columns(from[0]);
+    let size = vector_size(from[0]).min(MOST_AT_ONCE);
+    let (columns, count) = grid(columns, size);
+    let client = &from[0].client;
+    let (dim, addresses, width) = (units(client), addresses(from), element(from[0].dtype));
+    let ([input, bias, gradient], [of_input, of_bias]) = (from.map(view), to.map(view));
+    activation_sums::launch(
+        client, count, dim, addresses, size, input, bias, gradient, of_input, of_bias, rows, columns, function, biased,
+        width,
+    );
+}
+
 /// An activation of an input, to which a bias is added first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Activated<'a> {
@@ -160,7 +222,7 @@ pub(crate) fn activated_gradients(
     let of_input = blank(&input, [rows, width], input.dtype);
     let of_bias = bias.is_some().then(|| blank(&input, [1, width], input.dtype));
     let to = [&of_input, of_bias.as_ref().unwrap_or(&of_input)];
-    columns::activation(function, [&input, &bias_or_input, &gradient], to, bias.is_some());
+    backward(function, [&input, &bias_or_input, &gradient], to, bias.is_some());
     Some((matrix(of_input), of_bias.map(matrix)))
 }
 

@@ -7,10 +7,7 @@
 //!  ⋮
 //! ```
 
-use super::{
-    UNITS, activation::Activation, activation::slope, addresses, blank, cubes, element, matrix, own, rows_and_columns,
-    units, vector_size, view,
-};
+use super::{UNITS, addresses, blank, cubes, element, matrix, own, rows_and_columns, units, vector_size, view};
 use crate::nn::Matrix;
 use burn_cubecl::{
     cubecl::{
@@ -23,16 +20,16 @@ use burn_cubecl::{
 };
 
 /// Units beside each other.
-const ACROSS: usize = 8;
+pub(super) const ACROSS: usize = 8;
 /// Units below each other.
-const LANES: usize = UNITS / ACROSS;
+pub(super) const LANES: usize = UNITS / ACROSS;
 /// The most columns of a unit: with eight units beside each other, more would leave too few cubes to
 /// fill a device.
 pub(super) const MOST_AT_ONCE: usize = 4;
 
 /// The sum over all lanes, which the first one gets.
 #[cube]
-fn over_lanes<N: Size>(shared: &mut Shared<[Vector<f32, N>]>, number: Vector<f32, N>) -> Vector<f32, N> {
+pub(super) fn over_lanes<N: Size>(shared: &mut Shared<[Vector<f32, N>]>, number: Vector<f32, N>) -> Vector<f32, N> {
     let unit = UNIT_POS as usize;
     sync_cube();
     shared[unit] = number;
@@ -115,49 +112,8 @@ fn norm_sums<F: Float, W: Float, N: Size>(
     }
 }
 
-/// dx = dy f′(x + b), and Σ dx.
-#[cube(launch, address_type = "dynamic")]
-fn activation_sums<F: Float, N: Size>(
-    input: LinearView<'_, Vector<F, N>>,
-    bias: LinearView<'_, Vector<F, N>>,
-    gradient: LinearView<'_, Vector<F, N>>,
-    mut of_input: LinearViewMut<'_, Vector<F, N>>,
-    mut of_bias: LinearViewMut<'_, Vector<F, N>>,
-    rows: usize,
-    columns: usize,
-    #[comptime] function: Activation,
-    #[comptime] biased: bool,
-    #[define(F)] _width: ElemType,
-) {
-    let unit = UNIT_POS as usize;
-    let column = CUBE_POS * ACROSS + unit % ACROSS;
-    let mut level = Vector::<f32, N>::new(0.0);
-    if column < columns {
-        let mut plus = Vector::<f32, N>::new(0.0);
-        if comptime!(biased) {
-            plus = Vector::cast_from(bias.read(column));
-        }
-        let mut row = unit / ACROSS;
-        while row < rows {
-            let at = row * columns + column;
-            let input = Vector::<f32, N>::cast_from(input.read(at)) + plus;
-            let found = Vector::<f32, N>::cast_from(gradient.read(at)) * slope::<N>(input, function);
-            of_input.write(at, Vector::cast_from(found));
-            level += found;
-            row += LANES;
-        }
-    }
-    if comptime!(biased) {
-        let mut shared = Shared::<[Vector<f32, N>]>::new_slice(UNITS);
-        let level = over_lanes::<N>(&mut shared, level);
-        if unit < ACROSS && column < columns {
-            of_bias.write(column, Vector::cast_from(level));
-        }
-    }
-}
-
 /// Columns by the number that a unit takes at once, and cubes for them.
-fn grid(columns: usize, size: usize) -> (usize, CubeCount) {
+pub(super) fn grid(columns: usize, size: usize) -> (usize, CubeCount) {
     let columns = columns / size;
     (columns, cubes(columns.div_ceil(ACROSS)))
 }
@@ -172,20 +128,6 @@ pub(super) fn norm(size: usize, from: [&CubeTensor; 3], to: [&CubeTensor; 2], bi
     let ([input, gradient, kept], [weight, bias]) = (from.map(view), to.map(view));
     norm_sums::launch(
         client, count, dim, addresses, size, input, gradient, kept, weight, bias, rows, columns, biased, widths,
-    );
-}
-
-/// Launches [`activation_sums`] on input, bias and gradient.
-pub(super) fn activation(function: Activation, from: [&CubeTensor; 3], to: [&CubeTensor; 2], biased: bool) {
-    let [rows, columns] = rows_and_columns(from[0]);
-    let size = vector_size(from[0]).min(MOST_AT_ONCE);
-    let (columns, count) = grid(columns, size);
-    let client = &from[0].client;
-    let (dim, addresses, width) = (units(client), addresses(from), element(from[0].dtype));
-    let ([input, bias, gradient], [of_input, of_bias]) = (from.map(view), to.map(view));
-    activation_sums::launch(
-        client, count, dim, addresses, size, input, bias, gradient, of_input, of_bias, rows, columns, function, biased,
-        width,
     );
 }
 
