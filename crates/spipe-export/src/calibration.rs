@@ -194,7 +194,7 @@ pub struct LayerRates {
     pub backward_input_s: f64,
     /// The rest of its backward.
     pub backward_weight_s: f64,
-    /// What the backward takes more in the two parts of PyTorch's split backward.
+    /// The additional time of PyTorch's split backward.
     pub backward_split_s: f64,
     /// The largest spread of the three.
     pub spread: f64,

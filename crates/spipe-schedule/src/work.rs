@@ -15,7 +15,7 @@ pub(crate) struct StageWork {
     pub recompute: Work,
     pub backward_input: Work,
     pub backward_weight: Work,
-    /// What a backward takes more if its second part comes later.
+    /// The additional time of a backward whose second part comes later.
     pub split: Seconds,
 }
 

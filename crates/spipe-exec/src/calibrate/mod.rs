@@ -141,7 +141,7 @@ pub struct MeasuredLayer {
     pub backward_weight: Seconds,
     /// Time to rebuild its graph from offloaded activations.
     pub replay: Seconds,
-    /// What the backward takes more in two parts.
+    /// The additional time of a backward in two parts.
     pub split: Seconds,
     /// The larger spread of forward and backward.
     pub spread: f64,
