@@ -107,7 +107,6 @@ fn a_job_is_answered_in_all_formats() {
     assert!(answer["error-source"].as_str().unwrap().starts_with("estimate"), "{answer}");
 }
 
-/// The answer of a command that succeeds, as JSON.
 /// A text encoder with dropout is planned, but neither executed nor exported.
 #[test]
 fn a_machine_whose_plan_no_engine_runs_is_marked() {
@@ -133,6 +132,7 @@ fn a_machine_whose_plan_no_engine_runs_is_marked() {
     }
 }
 
+/// The answer of a command that succeeds, as JSON.
 fn answer(folder: &Path, args: &[&str]) -> Value {
     let output = spipe(folder, &[args, &["--format", "json"]].concat());
     assert_eq!(output.code, Some(0), "{args:?}: {}", output.err);

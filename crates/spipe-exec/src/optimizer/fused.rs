@@ -12,12 +12,12 @@ use super::{
 };
 use crate::nn::{
     Matrix,
-    fused::{element, in_place, vector_size},
+    fused::{addresses, each, element, in_place, matrix, vector_size},
 };
 use burn::backend::Cube;
 use burn_cubecl::{
     cubecl::{
-        self, calculate_cube_count_elemwise, ir::ElemType, prelude::*, std::tensor::layout::linear::LinearView,
+        self, ir::ElemType, prelude::*, std::tensor::layout::linear::LinearView,
         std::tensor::layout::linear::LinearViewMut,
     },
     tensor::CubeTensor,
@@ -112,10 +112,8 @@ fn launch(scalars: Scalars, gradients: CubeTensor, state: &[CubeTensor; 3], weig
     let client = gradients.client.clone();
     let all = || state.iter().chain(weights).chain([&gradients]);
     let width = all().map(vector_size).min().unwrap_or(1);
-    let vectors = gradients.meta.num_elements() / width;
-    let dim = CubeDim::new(&client, vectors);
-    let count = calculate_cube_count_elemwise(&client, vectors, dim);
-    let addresses = all().map(CubeTensor::required_address_type).max().unwrap_or_default();
+    let (count, dim) = each(&client, gradients.meta.num_elements() / width);
+    let addresses = addresses(all());
     let Scalars { factor, keep, first_weight, second_decay, second_weight, second_root, eps, step } = scalars;
     let factors = FactorsLaunch::new(factor, keep, first_weight, second_decay, second_weight, second_root, eps, step);
     let of = element(gradients.dtype);
@@ -139,10 +137,6 @@ fn views<N: Size>(state: &[CubeTensor; 3]) -> StateLaunch<'static, N> {
 /// The tensor of a device's library; none of another library.
 fn of(matrix: &Matrix) -> Option<CubeTensor> {
     matrix.clone().try_into_primitive::<Cube>().ok()
-}
-
-fn matrix(tensor: CubeTensor) -> Matrix {
-    Matrix::from_primitive::<Cube>(tensor)
 }
 
 /// The same tensor if nobody else reads it, otherwise a copy.

@@ -123,34 +123,25 @@ class Kinds(unittest.TestCase):
         self.save_model()
         found = {}
         for stored in self.BASES:
-            path = self.plan(stored, os.path.join(self.root, "model.toml"), "--lora", "rank=4,alpha=8,targets=q,v,down", "--base", stored)
-            folder, out = os.path.join(self.root, stored), os.path.join(self.root, "peft.json")
-            spipe("export", "torch", path, "-o", folder, "--modules", "transformers", "--weights", os.path.join(self.root, "base"), "--data", TEXT,
-                  "--steps", STEPS)  # fmt: skip
-            found[stored] = self.run_folder(folder, "--save-weights", os.path.join(folder, "saved"), "--weight-decay", "0.01")
-            code, text = apart(self.root, lambda: adapted(self.root, folder, out, stored))
-            self.assertEqual(code, 0, text)
-            with open(out) as file:
-                expected = json.load(file)
-            self.near(found[stored], expected["losses"], stored)
-            self.assertLess(expected["off"], 1e-5, stored)
+            found[stored], folder = self.adapters("1f1b", base=stored)
+            self.near(found[stored], self.peft(folder, stored), stored)
         self.assertEqual(len({losses[0] for losses in found.values()}), len(self.BASES), found)
 
-    def adapters(self, system, devices=2, **more):
+    def adapters(self, system, devices=2, base=None, **more):
         """The losses with adapters under a system, and the folder with what was saved."""
         engine = "fsdp" if system == "fsdp" else "torch"
-        path = self.plan(f"lora-{system}", os.path.join(self.root, "model.toml"), "--lora", "rank=4,alpha=8,targets=q,v,down", system=system,
-                         devices=devices, **more)  # fmt: skip
-        folder = os.path.join(self.root, f"{system}-{more.get('precision')}")
+        path = self.plan(f"lora-{system}", os.path.join(self.root, "model.toml"), "--lora", "rank=4,alpha=8,targets=q,v,down",
+                         *(("--base", base) if base else ()), system=system, devices=devices, **more)  # fmt: skip
+        folder = os.path.join(self.root, f"{system}-{base or more.get('precision')}")
         spipe("export", engine, path, "-o", folder, "--modules", "transformers", "--weights", os.path.join(self.root, "base"), "--data", TEXT,
               "--steps", STEPS)  # fmt: skip
         saves = ["--save-weights", os.path.join(folder, "saved"), "--weight-decay", "0.01"] if engine == "torch" else []
         return self.run_folder(folder, *saves, devices=devices), folder
 
-    def peft(self, folder):
+    def peft(self, folder, stored=None):
         """The losses of PEFT, whose adapters those in the folder are."""
         out = os.path.join(self.root, "peft.json")
-        code, text = apart(self.root, lambda: adapted(self.root, folder, out))
+        code, text = apart(self.root, lambda: adapted(self.root, folder, out, stored))
         self.assertEqual(code, 0, text)
         with open(out) as file:
             expected = json.load(file)

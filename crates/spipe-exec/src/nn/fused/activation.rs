@@ -3,7 +3,7 @@
 use super::{
     UNITS, addresses, all, blank,
     columns::{ACROSS, LANES, MOST_AT_ONCE, grid, over_lanes},
-    element, matrix, rows_and_columns, units, vector_size, view,
+    each, element, matrix, rows_and_columns, units, vector_size, view,
 };
 use crate::nn::{
     Matrix,
@@ -11,7 +11,7 @@ use crate::nn::{
 };
 use burn_cubecl::{
     cubecl::{
-        self, calculate_cube_count_elemwise,
+        self,
         ir::ElemType,
         prelude::*,
         std::tensor::layout::linear::{LinearView, LinearViewMut},
@@ -203,9 +203,7 @@ pub(crate) fn activated(Activated { function, input, bias }: Activated<'_>) -> O
     let [rows, columns] = rows_and_columns(&input);
     let output = blank(&input, [rows, columns], input.dtype);
     let (client, size) = (&input.client, vector_size(&input));
-    let vectors = rows * columns / size;
-    let dim = CubeDim::new(client, vectors);
-    let count = calculate_cube_count_elemwise(client, vectors, dim);
+    let (count, dim) = each(client, rows * columns / size);
     let [x, b, to] = [&input, &bias_or_input, &output].map(view);
     let (addresses, width) = (addresses([&input]), element(input.dtype));
     forward::launch(client, count, dim, addresses, size, x, b, to, columns / size, function, bias.is_some(), width);
@@ -231,9 +229,7 @@ pub(crate) fn gated(function: Activation, [gates, ups]: [&Matrix; 2]) -> Option<
     let [gates, ups] = all([gates, ups])?;
     let output = blank(&gates, rows_and_columns(&gates), gates.dtype);
     let (client, size) = (&gates.client, vector_size(&gates));
-    let vectors = gates.meta.num_elements() / size;
-    let dim = CubeDim::new(client, vectors);
-    let count = calculate_cube_count_elemwise(client, vectors, dim);
+    let (count, dim) = each(client, gates.meta.num_elements() / size);
     let [gate, up, to] = [&gates, &ups, &output].map(view);
     gated_forward::launch(client, count, dim, addresses([&gates]), size, gate, up, to, function, element(gates.dtype));
     Some(matrix(output))
@@ -244,9 +240,7 @@ pub(crate) fn gated_gradients(function: Activation, [gates, ups, gradient]: [&Ma
     let [gates, ups, gradient] = all([gates, ups, gradient])?;
     let [of_gates, of_ups] = [(); 2].map(|()| blank(&gates, rows_and_columns(&gates), gates.dtype));
     let (client, size) = (&gates.client, vector_size(&gates));
-    let vectors = gates.meta.num_elements() / size;
-    let dim = CubeDim::new(client, vectors);
-    let count = calculate_cube_count_elemwise(client, vectors, dim);
+    let (count, dim) = each(client, gates.meta.num_elements() / size);
     let [gate, up, from, to_gates, to_ups] = [&gates, &ups, &gradient, &of_gates, &of_ups].map(view);
     let (addresses, width) = (addresses([&gates]), element(gates.dtype));
     gated_backward::launch(client, count, dim, addresses, size, gate, up, from, to_gates, to_ups, function, width);

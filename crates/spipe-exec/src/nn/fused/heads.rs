@@ -5,12 +5,12 @@
 //!                                    ◄──joined──
 //! ```
 
-use super::{addresses, blank, element, matrix, own, vector_size, view};
+use super::{addresses, blank, each, element, matrix, own, vector_size, view};
 use crate::nn::Matrix;
 use burn::tensor::Tensor;
 use burn_cubecl::{
     cubecl::{
-        self, calculate_cube_count_elemwise,
+        self,
         ir::ElemType,
         prelude::*,
         std::tensor::layout::linear::{LinearView, LinearViewMut},
@@ -104,9 +104,7 @@ pub(crate) fn split(heads: Heads, rows: &Matrix) -> Option<Tensor<4>> {
     let Heads { sequences, count, tokens, width, .. } = heads;
     let found = blank(&rows, [sequences, count, tokens, width], rows.dtype);
     let (client, (size, layout)) = (&rows.client, heads.launch(&rows));
-    let vectors = found.meta.num_elements() / size;
-    let dim = CubeDim::new(client, vectors);
-    let grid = calculate_cube_count_elemwise(client, vectors, dim);
+    let (grid, dim) = each(client, found.meta.num_elements() / size);
     let (addresses, width) = (addresses([&rows, &found]), element(rows.dtype));
     split_rows::launch(client, grid, dim, addresses, size, view(&rows), view(&found), layout, width);
     Some(matrix(found))
@@ -118,9 +116,7 @@ pub(crate) fn joined(heads: Heads, of: &Tensor<4>) -> Option<Matrix> {
     let Heads { sequences, count, share, tokens, width, .. } = heads;
     let found = blank(&of, [sequences * tokens, count / share * width], of.dtype);
     let (client, (size, layout)) = (&of.client, heads.launch(&of));
-    let vectors = found.meta.num_elements() / size;
-    let dim = CubeDim::new(client, vectors);
-    let grid = calculate_cube_count_elemwise(client, vectors, dim);
+    let (grid, dim) = each(client, found.meta.num_elements() / size);
     let (addresses, width) = (addresses([&of, &found]), element(of.dtype));
     join_heads::launch(client, grid, dim, addresses, size, view(&of), view(&found), layout, width);
     Some(matrix(found))

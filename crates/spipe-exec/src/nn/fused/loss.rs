@@ -1,8 +1,6 @@
 //! Cross-entropy of logits, and its gradient.
 
-use super::{
-    LOWEST, UNITS, addresses, blank, cubes, element, largest, matrix, own, rows_and_columns, total, units, view,
-};
+use super::{UNITS, addresses, blank, cubes, element, matrix, own, rows_and_columns, softmax::statistics, units, view};
 use crate::nn::Matrix;
 use burn::{
     backend::Cube,
@@ -11,38 +9,13 @@ use burn::{
 use burn_cubecl::{
     cubecl::{
         self,
-        ir::ElemType,
+        ir::{ElemType, IntKind},
         prelude::*,
         std::tensor::layout::linear::{LinearView, LinearViewMut},
     },
     kernel::into_contiguous,
     tensor::CubeTensor,
 };
-
-/// The largest logit of a row, and Σ e^(x − largest).
-#[cube]
-fn statistics<F: Float>(
-    logits: &LinearView<'_, F>,
-    start: usize,
-    classes: usize,
-    shared: &mut Shared<[f32]>,
-) -> (f32, f32) {
-    let mut best = f32::new(LOWEST);
-    let mut class = UNIT_POS as usize;
-    while class < classes {
-        let logit = f32::cast_from(logits.read(start + class));
-        best = select(logit > best, logit, best);
-        class += CUBE_DIM as usize;
-    }
-    let best = largest(shared, best);
-    let mut sum = 0.0f32;
-    let mut class = UNIT_POS as usize;
-    while class < classes {
-        sum += f32::exp(f32::cast_from(logits.read(start + class)) - best);
-        class += CUBE_DIM as usize;
-    }
-    (best, total(shared, sum))
-}
 
 #[cube(launch, address_type = "dynamic")]
 fn forward<F: Float, I: Numeric>(
@@ -59,7 +32,7 @@ fn forward<F: Float, I: Numeric>(
         terminate!();
     }
     let mut shared = Shared::<[f32]>::new_slice(UNITS);
-    let (best, sum) = statistics::<F>(&logits, row * classes, classes, &mut shared);
+    let (best, sum) = statistics::<F>(&logits, row * classes, (0, classes), 1.0f32, &mut shared, false);
     if UNIT_POS == 0 {
         let target = f32::cast_from(logits.read(row * classes + usize::cast_from(targets.read(row))));
         losses.write(row, f32::ln(sum) + best - target);
@@ -84,7 +57,7 @@ fn backward<F: Float, I: Numeric>(
     }
     let start = row * classes;
     let mut shared = Shared::<[f32]>::new_slice(UNITS);
-    let (best, sum) = statistics::<F>(&logits, start, classes, &mut shared);
+    let (best, sum) = statistics::<F>(&logits, start, (0, classes), 1.0f32, &mut shared, false);
     let target = usize::cast_from(targets.read(row));
     let factor = gradient.read(0) / f32::cast_from(rows);
     let mut class = UNIT_POS as usize;
@@ -103,9 +76,9 @@ fn numbers(targets: &Tensor<2, Int>) -> Option<CubeTensor> {
 }
 
 fn index(targets: &CubeTensor) -> ElemType {
-    burn_cubecl::cubecl::ir::ElemType::Int(match targets.dtype {
-        DType::I64 => burn_cubecl::cubecl::ir::IntKind::I64,
-        _ => burn_cubecl::cubecl::ir::IntKind::I32,
+    ElemType::Int(match targets.dtype {
+        DType::I64 => IntKind::I64,
+        _ => IntKind::I32,
     })
 }
 

@@ -36,7 +36,7 @@ use burn::{
 };
 use burn_cubecl::{
     cubecl::{
-        self,
+        self, calculate_cube_count_elemwise,
         client::Client,
         ir::{ElemType, FloatKind},
         prelude::*,
@@ -74,7 +74,7 @@ pub(crate) fn is_on_gpu<const D: usize>(tensor: &Tensor<D>) -> bool {
 }
 
 /// A tensor for the user.
-fn matrix<const D: usize>(tensor: CubeTensor) -> Tensor<D> {
+pub(crate) fn matrix<const D: usize>(tensor: CubeTensor) -> Tensor<D> {
     Tensor::from_primitive::<Cube>(tensor)
 }
 
@@ -105,7 +105,7 @@ pub(crate) fn element(width: DType) -> ElemType {
 }
 
 /// The type that addresses all numbers of each of them.
-fn addresses<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> AddressType {
+pub(crate) fn addresses<'a>(tensors: impl IntoIterator<Item = &'a CubeTensor>) -> AddressType {
     tensors.into_iter().map(CubeTensor::required_address_type).max().unwrap_or_default()
 }
 
@@ -132,30 +132,17 @@ fn rows_and_columns(tensor: &CubeTensor) -> [usize; 2] {
     [tensor.meta.num_elements() / columns.max(1), columns]
 }
 
-/// The sum of the numbers of all units, which each of them gets.
-#[cube]
-fn total(shared: &mut Shared<[f32]>, number: f32) -> f32 {
-    let unit = UNIT_POS as usize;
-    // The total before has been read by all.
-    sync_cube();
-    shared[unit] = number;
-    sync_cube();
-    let mut width = CUBE_DIM as usize / 2;
-    while width > 0 {
-        if unit < width {
-            let other = shared[unit + width];
-            shared[unit] += other;
-        }
-        sync_cube();
-        width /= 2;
-    }
-    shared[0]
+/// A unit for each of `count` pieces of work.
+pub(crate) fn each(client: &Client, count: usize) -> (CubeCount, CubeDim) {
+    let dim = CubeDim::new(client, count);
+    (calculate_cube_count_elemwise(client, count, dim), dim)
 }
 
-/// The largest of the numbers of all units, which each of them gets.
+/// The sum, or the largest, of the numbers of all units, which each of them gets.
 #[cube]
-fn largest(shared: &mut Shared<[f32]>, number: f32) -> f32 {
+fn combined(shared: &mut Shared<[f32]>, number: f32, #[comptime] adds: bool) -> f32 {
     let unit = UNIT_POS as usize;
+    // What was found before has been read by all.
     sync_cube();
     shared[unit] = number;
     sync_cube();
@@ -163,10 +150,26 @@ fn largest(shared: &mut Shared<[f32]>, number: f32) -> f32 {
     while width > 0 {
         if unit < width {
             let (one, other) = (shared[unit], shared[unit + width]);
-            shared[unit] = select(one > other, one, other);
+            if comptime!(adds) {
+                shared[unit] = one + other;
+            } else {
+                shared[unit] = select(one > other, one, other);
+            }
         }
         sync_cube();
         width /= 2;
     }
     shared[0]
+}
+
+/// The sum of the numbers of all units, which each of them gets.
+#[cube]
+fn total(shared: &mut Shared<[f32]>, number: f32) -> f32 {
+    combined(shared, number, true)
+}
+
+/// The largest of the numbers of all units, which each of them gets.
+#[cube]
+fn largest(shared: &mut Shared<[f32]>, number: f32) -> f32 {
+    combined(shared, number, false)
 }

@@ -51,6 +51,13 @@ fn statistics<F: Float>(
     (mean, 1.0f32 / f32::sqrt(variance + epsilon))
 }
 
+/// (x − mean) ÷ deviation.
+#[cube]
+fn normalised<F: Float>(input: &LinearView<'_, F>, at: usize, of: (f32, f32)) -> f32 {
+    let (mean, inverse) = of;
+    (f32::cast_from(input.read(at)) - mean) * inverse
+}
+
 #[cube(launch, address_type = "dynamic")]
 fn forward<F: Float, W: Float>(
     input: LinearView<'_, F>,
@@ -73,7 +80,7 @@ fn forward<F: Float, W: Float>(
     let (mean, inverse) = statistics::<F>(&input, start, width, &mut shared, epsilon, centres);
     let mut column = UNIT_POS as usize;
     while column < width {
-        let scaled = (f32::cast_from(input.read(start + column)) - mean) * inverse;
+        let scaled = normalised::<F>(&input, start + column, (mean, inverse));
         let mut value = scaled * f32::cast_from(weight.read(column));
         if comptime!(biased) {
             value += f32::cast_from(bias.read(column));
@@ -109,7 +116,7 @@ fn backward<F: Float, W: Float>(
     let mut along = 0.0f32;
     let mut column = UNIT_POS as usize;
     while column < width {
-        let scaled = (f32::cast_from(input.read(start + column)) - mean) * inverse;
+        let scaled = normalised::<F>(&input, start + column, (mean, inverse));
         let inner = f32::cast_from(gradient.read(start + column)) * f32::cast_from(weight.read(column));
         level += inner;
         along += inner * scaled;
@@ -122,7 +129,7 @@ fn backward<F: Float, W: Float>(
     }
     let mut column = UNIT_POS as usize;
     while column < width {
-        let scaled = (f32::cast_from(input.read(start + column)) - mean) * inverse;
+        let scaled = normalised::<F>(&input, start + column, (mean, inverse));
         let inner = f32::cast_from(gradient.read(start + column)) * f32::cast_from(weight.read(column));
         of_input.write(start + column, F::cast_from((inner - middle - scaled * along) * inverse));
         column += CUBE_DIM as usize;

@@ -1,9 +1,9 @@
 //! Rotary position embedding.
 
-use super::{addresses, all, blank, element, matrix, rows_and_columns, view};
+use super::{addresses, all, blank, each, element, matrix, rows_and_columns, view};
 use crate::nn::Matrix;
 use burn_cubecl::cubecl::{
-    self, calculate_cube_count_elemwise,
+    self,
     ir::ElemType,
     prelude::*,
     std::tensor::layout::linear::{LinearView, LinearViewMut},
@@ -56,8 +56,7 @@ pub(crate) fn turned(rotation: &Rotation, input: &Matrix, direction: f32) -> Opt
     let ([rows, columns], [positions, half]) = (rows_and_columns(&input), rows_and_columns(&cosines));
     let output = blank(&input, [rows, columns], input.dtype);
     let client = &input.client;
-    let dim = CubeDim::new(client, rows * columns);
-    let count = calculate_cube_count_elemwise(client, rows * columns, dim);
+    let (count, dim) = each(client, rows * columns);
     let [from, cosine, sine, to] = [&input, &cosines, &sines, &output].map(view);
     let (addresses, element) = (addresses([&input, &cosines]), element(input.dtype));
     let width = rotation.width;

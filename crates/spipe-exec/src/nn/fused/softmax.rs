@@ -55,21 +55,21 @@ fn seen(row: usize, keys: usize, how: &Scores, #[comptime] causal: bool) -> (usi
 
 /// A score after the bound.
 #[cube]
-fn score(raw: f32, how: &Scores, #[comptime] capped: bool) -> f32 {
+fn score(raw: f32, cap: f32, #[comptime] capped: bool) -> f32 {
     let mut score = raw;
     if comptime!(capped) {
-        score = how.cap * f32::tanh(score / how.cap);
+        score = cap * f32::tanh(score / cap);
     }
     score
 }
 
-/// The largest score of a row, and Σ e^(s − largest).
+/// The largest score of a row among those from the first seen one to the last, and Σ e^(s − largest).
 #[cube]
-fn statistics<F: Float>(
+pub(super) fn statistics<F: Float>(
     scores: &LinearView<'_, F>,
     start: usize,
     seen: (usize, usize),
-    how: &Scores,
+    cap: f32,
     shared: &mut Shared<[f32]>,
     #[comptime] capped: bool,
 ) -> (f32, f32) {
@@ -77,7 +77,7 @@ fn statistics<F: Float>(
     let mut best = f32::new(LOWEST);
     let mut key = first + UNIT_POS as usize;
     while key < end {
-        let score = score(f32::cast_from(scores.read(start + key)), how, capped);
+        let score = score(f32::cast_from(scores.read(start + key)), cap, capped);
         best = select(score > best, score, best);
         key += CUBE_DIM as usize;
     }
@@ -85,7 +85,7 @@ fn statistics<F: Float>(
     let mut sum = 0.0f32;
     let mut key = first + UNIT_POS as usize;
     while key < end {
-        let score = score(f32::cast_from(scores.read(start + key)), how, capped);
+        let score = score(f32::cast_from(scores.read(start + key)), cap, capped);
         sum += f32::exp(score - best);
         key += CUBE_DIM as usize;
     }
@@ -110,12 +110,12 @@ fn forward<F: Float>(
     let start = row * keys;
     let (first, end) = seen(row, keys, &how, causal);
     let mut shared = Shared::<[f32]>::new_slice(UNITS);
-    let (best, sum) = statistics::<F>(&scores, start, (first, end), &how, &mut shared, capped);
+    let (best, sum) = statistics::<F>(&scores, start, (first, end), how.cap, &mut shared, capped);
     let mut key = UNIT_POS as usize;
     while key < keys {
         let mut share = 0.0f32;
         if key >= first && key < end {
-            share = f32::exp(score(f32::cast_from(scores.read(start + key)), &how, capped) - best) / sum;
+            share = f32::exp(score(f32::cast_from(scores.read(start + key)), how.cap, capped) - best) / sum;
         }
         shares.write(start + key, F::cast_from(share));
         key += CUBE_DIM as usize;
@@ -143,11 +143,11 @@ fn backward<F: Float>(
     let start = row * keys;
     let (first, end) = seen(row, keys, &how, causal);
     let mut shared = Shared::<[f32]>::new_slice(UNITS);
-    let (best, sum) = statistics::<F>(&scores, start, (first, end), &how, &mut shared, capped);
+    let (best, sum) = statistics::<F>(&scores, start, (first, end), how.cap, &mut shared, capped);
     let mut across = 0.0f32;
     let mut key = first + UNIT_POS as usize;
     while key < end {
-        let share = f32::exp(score(f32::cast_from(scores.read(start + key)), &how, capped) - best) / sum;
+        let share = f32::exp(score(f32::cast_from(scores.read(start + key)), how.cap, capped) - best) / sum;
         across += share * f32::cast_from(of_shares.read(start + key));
         key += CUBE_DIM as usize;
     }
@@ -157,7 +157,7 @@ fn backward<F: Float>(
         let mut share = 0.0f32;
         let mut found = 0.0f32;
         if key >= first && key < end {
-            let score = score(f32::cast_from(scores.read(start + key)), &how, capped);
+            let score = score(f32::cast_from(scores.read(start + key)), how.cap, capped);
             share = f32::exp(score - best) / sum;
             found = share * (f32::cast_from(of_shares.read(start + key)) - across);
             if comptime!(capped) {

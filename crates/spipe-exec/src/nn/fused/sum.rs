@@ -1,10 +1,10 @@
 //! Sums of gradients, in place.
 
-use super::{addresses, element, in_place, matrix, own, vector_size, view};
+use super::{addresses, each, element, in_place, matrix, own, vector_size, view};
 use crate::nn::Matrix;
 use burn::backend::Cube;
 use burn_cubecl::cubecl::{
-    self, calculate_cube_count_elemwise,
+    self,
     ir::ElemType,
     prelude::*,
     std::tensor::layout::linear::{LinearView, LinearViewMut},
@@ -29,9 +29,7 @@ pub(crate) fn add_in_place(sum: Matrix, more: Matrix) -> Result<Matrix, (Matrix,
     let sum = in_place(sum.try_into_primitive::<Cube>().expect("both are on one device"));
     let client = &sum.client;
     let size = vector_size(&sum).min(vector_size(&added));
-    let vectors = sum.meta.num_elements() / size;
-    let dim = CubeDim::new(client, vectors);
-    let count = calculate_cube_count_elemwise(client, vectors, dim);
+    let (count, dim) = each(client, sum.meta.num_elements() / size);
     let widths = [element(sum.dtype), element(added.dtype)];
     add::launch(client, count, dim, addresses([&sum, &added]), size, view(&sum), view(&added), widths);
     Ok(matrix(sum))
