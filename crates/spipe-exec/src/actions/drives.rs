@@ -161,12 +161,7 @@ fn read_tensors<'a>(
     kept: impl Iterator<Item = &'a (DType, Shape)>,
     arena: &Arc<Arena>,
 ) -> io::Result<Vec<TensorData>> {
-    let tensor = |(dtype, shape): &(DType, Shape)| {
-        let mut read = Ok(());
-        let data = arena.filled(shape.clone(), *dtype, |to| read = from.read_exact(to));
-        read.map(|()| data)
-    };
-    kept.map(tensor).collect()
+    kept.map(|(dtype, shape)| arena.read(shape.clone(), *dtype, from)).collect()
 }
 
 fn read_state(from: &mut dyn Read, kept: &OnDrive, arena: &Arc<Arena>) -> io::Result<State> {

@@ -88,12 +88,7 @@ pub(crate) fn reshaped(data: TensorData, shape: impl Into<Shape>) -> TensorData 
 
 /// A copy of `data`.
 pub(crate) fn copy(data: &TensorData) -> TensorData {
-    copy_as(data.shape().clone(), data)
-}
-
-/// A copy of `data` in another shape.
-pub(crate) fn copy_as(shape: impl Into<Shape>, data: &TensorData) -> TensorData {
-    TensorData::from_bytes_vec(data.as_bytes().to_vec(), shape, data.dtype())
+    TensorData::from_bytes_vec(data.as_bytes().to_vec(), data.shape().clone(), data.dtype())
 }
 
 /// A copy of the numbers of an f32 tensor.

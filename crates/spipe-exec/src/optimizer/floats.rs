@@ -15,9 +15,7 @@ pub(crate) struct Floats(TensorData);
 impl Floats {
     /// Reads `count` numbers to the memory of `arena`, with bytes in the machine's order.
     pub fn read(count: usize, from: &mut dyn Read, arena: &Arc<Arena>) -> io::Result<Self> {
-        let mut read = Ok(());
-        let data = arena.filled([1, count], DType::F32, |to| read = from.read_exact(to));
-        read.map(|()| Self(data))
+        arena.read([1, count], DType::F32, from).map(Self)
     }
 
     /// The same numbers in the memory of `arena`.

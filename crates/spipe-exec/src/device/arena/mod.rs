@@ -16,7 +16,7 @@ use burn::tensor::{Bytes, DType, Shape, TensorData};
 use ranges::FreeRanges;
 use region::Region;
 use std::{
-    io,
+    io::{self, Read},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -71,6 +71,21 @@ impl Arena {
     /// A copy of a tensor.
     pub fn copied(self: &Arc<Self>, data: &TensorData) -> TensorData {
         self.filled(data.shape().clone(), data.dtype(), |to| to.copy_from_slice(data.as_bytes()))
+    }
+
+    /// A tensor whose bytes are read.
+    ///
+    /// # Errors
+    /// Those of `from`, and too few bytes.
+    pub fn read(
+        self: &Arc<Self>,
+        shape: impl Into<Shape>,
+        dtype: DType,
+        from: &mut dyn Read,
+    ) -> io::Result<TensorData> {
+        let mut read = Ok(());
+        let data = self.filled(shape, dtype, |to| read = from.read_exact(to));
+        read.map(|()| data)
     }
 
     /// A tensor whose bytes `fill` writes.
