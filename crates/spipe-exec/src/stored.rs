@@ -75,6 +75,7 @@ impl Stored {
         (shape, dtype): ([usize; 2], DType),
         (device, arena): (&Device, &Arc<Arena>),
     ) -> Result<Self, TaskError> {
+        transfer::count_source(data);
         if !computes_in(device, dtype) {
             return Ok(Self::Narrow(Arc::new(moved(data, (shape, dtype), arena)?)));
         }

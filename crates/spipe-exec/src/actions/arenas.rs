@@ -24,7 +24,7 @@ impl Arenas {
         touch: impl Fn(MemoryId, usize) -> io::Result<Arc<Arena>>,
     ) -> io::Result<Self> {
         let one = |(memory, planned): (&MemoryId, &Planned)| {
-            touch(*memory, planned.bytes.get() as usize).map(|arena| (*memory, arena))
+            touch(*memory, planned.kept.get() as usize).map(|arena| (*memory, arena))
         };
         Ok(Self { by_memory: planned.iter().map(one).collect::<Result<_, _>>()?, none: Arena::new(0)? })
     }
@@ -50,6 +50,8 @@ impl Arenas {
 pub(crate) struct Planned {
     /// All of them, at any time.
     pub bytes: Bytes,
+    /// Those that the arena has; the library of a GPU has others.
+    pub kept: Bytes,
     /// By part of the memory, as reports name it: buffers that are not there at the same time count together.
     pub parts: BTreeMap<&'static str, Bytes>,
 }
@@ -59,6 +61,8 @@ pub(crate) struct Planned {
 pub(crate) enum Place {
     /// Memory of the host; tensors of a device that computes there belong to its library.
     Host,
+    /// The same beside a GPU, whose library has pinned memory of its own for what its engines bring.
+    BesideGpu,
     /// Memory of an emulated accelerator: its library has the tensors that it computes with, and what copies
     /// bring in 16 bits is bytes.
     Emulated,
@@ -76,7 +80,7 @@ pub(crate) fn planned(
 ) -> BTreeMap<MemoryId, Planned> {
     let is_bytes = |id: BufferId| computed_on[id].is_none_or(&narrow);
     let here = |(id, buffer): (BufferId, &Buffer)| match place(buffer.memory) {
-        Place::Host => stays(&buffer.content) && is_bytes(id),
+        Place::Host | Place::BesideGpu => stays(&buffer.content) && is_bytes(id),
         Place::Emulated => is_copied(&buffer.content) && is_bytes(id) || is_state(&buffer.content),
         Place::Elsewhere => false,
     };
@@ -84,6 +88,9 @@ pub(crate) fn planned(
     for (_, buffer) in program.buffers().enumerate().filter(|found| here(*found)) {
         let (planned, resident) = all.entry(buffer.memory).or_default();
         planned.bytes += buffer.bytes;
+        if place(buffer.memory) != Place::BesideGpu || !is_brought(&buffer.content) {
+            planned.kept += buffer.bytes;
+        }
         *planned.parts.entry(buffer.content.part()).or_default() += buffer.bytes;
         if buffer.lifetime == Lifetime::Resident {
             *resident += buffer.bytes;
@@ -91,7 +98,7 @@ pub(crate) fn planned(
     }
     let limited = |(memory, (planned, resident)): (MemoryId, (Planned, Bytes))| {
         let bytes = peak(memory).map_or(planned.bytes, |peak| planned.bytes.min(peak.max(resident)));
-        (memory, Planned { bytes, ..planned })
+        (memory, Planned { bytes, kept: planned.kept.min(bytes), ..planned })
     };
     all.into_iter().map(limited).collect()
 }
@@ -104,7 +111,11 @@ const fn is_state(content: &Content) -> bool {
     matches!(content, Content::OptimizerState(_) | Content::UndoLog(_))
 }
 
+/// Whether devices make it, and copies bring it.
+const fn is_brought(content: &Content) -> bool {
+    matches!(content, Content::Gradients(_) | Content::SharedGradients(_) | Content::Saved(..))
+}
+
 const fn stays(content: &Content) -> bool {
-    let gradients = matches!(content, Content::Gradients(_) | Content::SharedGradients(_));
-    is_copied(content) || is_state(content) || gradients || matches!(content, Content::Saved(..))
+    is_copied(content) || is_state(content) || is_brought(content)
 }

@@ -6,7 +6,7 @@ use crate::{
         Outcome,
         store::{HostLayer, Instance, Value, wrong},
     },
-    device::arena::Arena,
+    device::{arena::Arena, transfer},
     host::count_moved,
     optimizer::add,
     stored::{Storage, Stored, all_moved, moved, numbers, numbers_mut},
@@ -226,7 +226,11 @@ impl Interpreter<'_> {
     pub(super) fn gather(&self, iteration: u32, from: &[BufferId], to: BufferId) -> Result<Outcome, TaskError> {
         let parts: Vec<Vec<(LayerId, Arc<HostLayer>)>> =
             from.iter().map(|buffer| self.host_layers(self.at(*buffer, iteration))).collect::<Result<_, _>>()?;
-        let arena = self.arenas.of(self.memory_of(to));
+        // The library of a GPU copies from host memory, and takes a whole tensor at once.
+        let (arena, elsewhere) = match self.arenas.of(self.memory_of(to)) {
+            none if Arc::ptr_eq(none, self.arenas.none()) => (self.arenas.staging(), true),
+            arena => (arena, false),
+        };
         let mut layers = Vec::new();
         for layer in self.layers_of(to)?.iter() {
             let of = |part: &Vec<(LayerId, Arc<HostLayer>)>| {
@@ -239,7 +243,14 @@ impl Interpreter<'_> {
             let count = if shared { 1 } else { self.units[layer.index()].parameters().len() };
             let whole = |tensor: usize| {
                 let parts: Vec<&TensorData> = parts.iter().map(|part| &part[tensor]).collect();
-                join(&parts, arena)
+                parts.iter().for_each(|part| transfer::count_source(part));
+                match *parts {
+                    [whole] if elsewhere => {
+                        count_moved(whole.as_bytes().len());
+                        whole.clone()
+                    }
+                    _ => join(&parts, arena),
+                }
             };
             layers.push((layer, Arc::new((0..count).map(whole).collect())));
         }

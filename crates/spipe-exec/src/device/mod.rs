@@ -10,6 +10,7 @@ mod error;
 mod kernel_cache;
 #[cfg(feature = "cube")]
 pub(crate) mod launches;
+pub(crate) mod pinning;
 pub(crate) mod simd;
 pub(crate) mod transfer;
 

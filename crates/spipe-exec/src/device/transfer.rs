@@ -12,7 +12,7 @@ use super::{
     cpu::{copied, cores},
 };
 use crate::{
-    host::{count_copied, count_moved},
+    host::{count_copied, count_moved, count_unpinned},
     task_error::TaskError,
 };
 use burn::tensor::{AllocationProperty, DType, Device, Shape, Tensor, TensorData, Transaction};
@@ -71,6 +71,13 @@ fn owned(data: TensorData) -> TensorData {
             TensorData::new(numbers.to_vec(), data.shape().clone())
         }
         _ => data,
+    }
+}
+
+/// Counts numbers that the engine of a device reads, if a core has to copy them for it first.
+pub(crate) fn count_source(data: &TensorData) {
+    if data.bytes().property() != AllocationProperty::Pinned {
+        count_unpinned(data.as_bytes().len());
     }
 }
 

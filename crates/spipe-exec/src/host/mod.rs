@@ -14,4 +14,4 @@ pub use contention::{Contention, Watch};
 pub use memory::host_memory;
 pub(crate) use memory::{Growth, available_memory};
 pub use work::HostWork;
-pub(crate) use work::{Tally, Watched, count_copied, count_moved};
+pub(crate) use work::{Tally, Watched, count_copied, count_moved, count_unpinned};

@@ -19,6 +19,8 @@ pub struct HostWork {
     pub moved: Bytes,
     /// Bytes that cores have copied for transfers beyond that.
     pub copied: Bytes,
+    /// Bytes that transfers to devices have read from memory that is not pinned.
+    pub unpinned: Bytes,
 }
 
 impl HostWork {
@@ -29,6 +31,7 @@ impl HostWork {
             allocations: self.allocations - before.allocations,
             moved: self.moved - before.moved,
             copied: self.copied - before.copied,
+            unpinned: self.unpinned - before.unpinned,
         }
     }
 }
@@ -43,6 +46,7 @@ pub(crate) struct Tally {
     allocations: AtomicU64,
     moved: AtomicU64,
     copied: AtomicU64,
+    unpinned: AtomicU64,
 }
 
 thread_local! {
@@ -81,6 +85,7 @@ impl Tally {
             allocations: self.allocations.load(Relaxed),
             moved: Bytes::new(self.moved.load(Relaxed)),
             copied: Bytes::new(self.copied.load(Relaxed)),
+            unpinned: Bytes::new(self.unpinned.load(Relaxed)),
         }
     }
 }
@@ -96,6 +101,13 @@ pub(crate) fn count_moved(bytes: usize) {
 pub(crate) fn count_copied(bytes: usize) {
     if let Some(tally) = OWN.get() {
         tally.copied.fetch_add(bytes as u64, Relaxed);
+    }
+}
+
+/// Counts bytes that a transfer to a device reads from memory that is not pinned.
+pub(crate) fn count_unpinned(bytes: usize) {
+    if let Some(tally) = OWN.get() {
+        tally.unpinned.fetch_add(bytes as u64, Relaxed);
     }
 }
 
@@ -118,7 +130,8 @@ pub(crate) struct Watched {
 impl Watched {
     /// Threads that have done nothing yet.
     pub const fn new(name: String, computes: bool, tallies: Vec<&'static Tally>) -> Self {
-        let before = HostWork { faults: 0, allocations: 0, moved: Bytes::ZERO, copied: Bytes::ZERO };
+        let before =
+            HostWork { faults: 0, allocations: 0, moved: Bytes::ZERO, copied: Bytes::ZERO, unpinned: Bytes::ZERO };
         Self { name, computes, tallies, before }
     }
 
@@ -129,6 +142,7 @@ impl Watched {
             allocations: sum.allocations + work.allocations,
             moved: sum.moved + work.moved,
             copied: sum.copied + work.copied,
+            unpinned: sum.unpinned + work.unpinned,
         });
         let work = now.since(self.before);
         self.before = now;

@@ -1,6 +1,7 @@
 //! The parts of a run that tests replace, to inject faults.
 
 use crate::{
+    device::pinning::Pin,
     host::available_memory,
     persist::checkpoint::{Disk, RealDisk},
 };
@@ -18,6 +19,8 @@ pub(crate) struct Hooks<'a> {
     pub discrete_memory: bool,
     /// Memory of the host that nothing needs; none if it is unknown.
     pub available_memory: fn() -> Option<Bytes>,
+    /// How host memory is pinned; none: as the drivers of the run's devices do it, if one does.
+    pub pin: Option<&'a Pin<'a>>,
 }
 
 impl Hooks<'_> {
@@ -28,5 +31,6 @@ impl Hooks<'_> {
         inject_nan: |_, _| false,
         discrete_memory: false,
         available_memory,
+        pin: None,
     };
 }

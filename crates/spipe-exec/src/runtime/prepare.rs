@@ -73,8 +73,8 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         return Err(RunError::Unsupported(on_cores_only(&optimizer).into()));
     }
     let (drives, more) = open_drives(plan, program, options)?;
-    let arenas = build(program, &contexts, &planned)?;
-    let warnings = warnings.into_iter().chain(more).chain(other_choices(options)).collect();
+    let (arenas, unpinned) = build(program, &contexts, &planned, (&bound, hooks))?;
+    let warnings = warnings.into_iter().chain(more).chain(unpinned).chain(other_choices(options)).collect();
     let scales = LossScales::new(workload.precision, initial_state.loss_scale());
     let tokens = context.model.layers().iter().find_map(|layer| layer.tokens).unwrap_or(workload.seq_len);
     let stores_half = |device: &&DeviceId| context.cost.storage(**device) != Precision::Fp32;

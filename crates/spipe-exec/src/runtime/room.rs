@@ -2,15 +2,23 @@
 
 use crate::{
     actions::arenas::{Arenas, Place, Planned, planned},
-    device::{Binding, DeviceContext, Executor, arena::Arena},
+    device::{
+        Binding, DeviceContext, Executor,
+        arena::Arena,
+        pinning::{Pin, pin_for},
+    },
     error::RunError,
-    runtime::job::Job,
+    runtime::{hooks::Hooks, job::Job},
 };
 use rayon::ThreadPoolBuilder;
 use spipe_base::{BufferId, Bytes, DeviceId, Diagnostic, IdVec, MemoryId};
 use spipe_model::Precision;
 use spipe_schedule::Program;
-use std::{collections::BTreeMap, io, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 /// The arenas of a run.
 ///
@@ -27,6 +35,8 @@ pub(crate) fn room(
     let peaks: BTreeMap<&str, Bytes> =
         plan.peaks().into_iter().map(|(memory, bytes)| (hardware.memories()[memory].name.as_str(), bytes)).collect();
     let peak = |memory: MemoryId| peaks.get(program.memories()[memory].name.as_str()).copied();
+    let is_gpu = |binding: &Binding| matches!(binding.executor, Executor::Cuda { .. } | Executor::Wgpu { .. });
+    let host = if bound.values().any(is_gpu) { Place::BesideGpu } else { Place::Host };
     let place = |memory: MemoryId| {
         let mut here = program.devices().enumerate().filter(|(_, device)| device.memory == memory);
         let executor = here.find_map(|(id, _)| bound.get(&id).map(|binding| &binding.executor));
@@ -35,10 +45,10 @@ pub(crate) fn room(
         match executor {
             Some(Executor::Emulated { .. }) if hooks.discrete_memory => Place::Elsewhere,
             Some(Executor::Emulated { .. }) => Place::Emulated,
-            Some(Executor::Cpu { .. }) => Place::Host,
+            Some(Executor::Cpu { .. }) => host,
             Some(Executor::Cuda { .. } | Executor::Wgpu { .. }) => Place::Elsewhere,
             None if is_drive => Place::Elsewhere,
-            None => Place::Host,
+            None => host,
         }
     };
     let narrow = |device: DeviceId| context.cost.storage(device) != Precision::Fp32;
@@ -63,7 +73,8 @@ fn no_room(program: &Program, planned: &BTreeMap<MemoryId, Planned>, (needed, av
     RunError::Unsupported(fault.hint("end other programs, or plan with a smaller `capacity` of that memory").into())
 }
 
-/// The arenas, touched by the cores next to them.
+/// The arenas, touched by the cores next to them and pinned if the devices' driver does that; what it says if it
+/// refuses.
 ///
 /// # Errors
 /// A system that has no addresses left.
@@ -71,20 +82,37 @@ pub(crate) fn build(
     program: &Program,
     contexts: &BTreeMap<DeviceId, DeviceContext>,
     planned: &BTreeMap<MemoryId, Planned>,
-) -> Result<Arenas, RunError> {
+    (bound, hooks): (&BTreeMap<DeviceId, Binding>, &Hooks<'_>),
+) -> Result<(Arenas, Option<String>), RunError> {
+    let driver = pin_for(bound.values().map(|binding| &binding.executor));
+    let pin = hooks.pin.or(driver.as_deref());
+    let refused = Mutex::new(None);
     let touch = |memory: MemoryId, bytes: usize| -> io::Result<Arc<Arena>> {
         let own = contexts.iter().find(|(device, _)| program.devices()[**device].memory == memory);
         let most = contexts.values().max_by_key(|context| context.cores());
         let near = own.map(|(_, context)| context).filter(|context| context.cores().is_some());
         let near = near.or(most).filter(|context| context.cores().is_some());
+        let arena = || arena(bytes, pin, &refused);
         match near {
-            Some(context) => context.on_cores(|| Arena::new(bytes)),
-            None => ThreadPoolBuilder::new().build().map_err(io::Error::other)?.install(|| Arena::new(bytes)),
+            Some(context) => context.on_cores(arena),
+            None => ThreadPoolBuilder::new().build().map_err(io::Error::other)?.install(arena),
         }
     };
-    Arenas::new(planned, touch).map_err(|error| {
+    let arenas = Arenas::new(planned, touch).map_err(|error| {
         let needed: Bytes = planned.values().map(|planned| planned.bytes).sum();
         let fault = Diagnostic::error(format!("the system has no addresses for {needed} of host memory: {error}"));
         RunError::Unsupported(fault.hint("raise the limit of the address space (`ulimit -v`)").into())
-    })
+    })?;
+    let refused = refused.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let warning = refused.map(|why| format!("host memory is not pinned, copies to the devices are slower: {why}"));
+    Ok((arenas, warning))
+}
+
+fn arena(bytes: usize, pin: Option<&Pin<'_>>, refused: &Mutex<Option<String>>) -> io::Result<Arc<Arena>> {
+    let Some(pin) = pin else { return Arena::new(bytes) };
+    let (arena, why) = Arena::pinned(bytes, pin)?;
+    if let Some(why) = why {
+        refused.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(why);
+    }
+    Ok(arena)
 }

@@ -8,6 +8,7 @@ mod failures;
 #[expect(dead_code, reason = "tests from the outside use more of it")]
 mod machine;
 mod optimizer_bytes;
+mod pinning;
 mod rollback;
 #[path = "../../tests/executor/setup.rs"]
 mod setup;

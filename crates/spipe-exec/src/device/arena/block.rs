@@ -74,7 +74,12 @@ impl AllocationController for Block {
     }
 
     fn property(&self) -> AllocationProperty {
-        AllocationProperty::Other
+        match &*self.memory {
+            Memory::Range { arena, start, bytes } if arena.region.is_pinned(start + bytes) => {
+                AllocationProperty::Pinned
+            }
+            _ => AllocationProperty::Other,
+        }
     }
 
     #[expect(unsafe_code, reason = "the signature of the library")]

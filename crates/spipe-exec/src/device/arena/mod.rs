@@ -1,16 +1,18 @@
 //! Host memory of a run: one region for each memory of the program, touched before the first step, from which
-//! the tensors take their memory and to which they return it.
+//! the tensors take their memory and to which they return it. Beside a GPU whose driver pins memory it is pinned, and
+//! the GPU's engines copy from it without help.
 //!
 //! ```text
-//! planned bytes ─► region ─► touched in parallel ─► range ─► Block ─► Bytes of a tensor
-//!                     ▲                                        │ clones share it; a change copies it
-//!                     └──────── range, with its last owner ────┘
+//! planned bytes ─► region ─► touched in parallel, pinned ─► range ─► Block ─► Bytes of a tensor
+//!                     ▲                                                │ clones share it; a change copies it
+//!                     └──────────── range, with its last owner ────────┘
 //! ```
 
 mod block;
 mod ranges;
 mod region;
 
+use crate::device::pinning::Pin;
 use block::Block;
 use burn::tensor::{Bytes, DType, Shape, TensorData};
 use ranges::FreeRanges;
@@ -40,10 +42,24 @@ impl Arena {
     /// # Errors
     /// A system that has no addresses left.
     pub fn new(planned: usize) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(Self::touched(planned)?))
+    }
+
+    /// The same, pinned; what the driver says if it refuses that.
+    ///
+    /// # Errors
+    /// A system that has no addresses left.
+    pub fn pinned(planned: usize, pin: &Pin<'_>) -> io::Result<(Arc<Self>, Option<String>)> {
+        let mut arena = Self::touched(planned)?;
+        let refused = arena.region.pin(planned, pin).err();
+        Ok((Arc::new(arena), refused))
+    }
+
+    fn touched(planned: usize) -> io::Result<Self> {
         let region = Region::new((ADDRESSES * planned).max(1))?;
         region.touch(planned);
         let free = Mutex::new(FreeRanges::new(if planned == 0 { 0 } else { region.bytes() }));
-        Ok(Arc::new(Self { region, free }))
+        Ok(Self { region, free })
     }
 
     /// Its addresses.

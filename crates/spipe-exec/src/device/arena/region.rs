@@ -1,7 +1,8 @@
 //! A range of addresses of the system's memory.
 
+use crate::device::pinning::{Lock, Pin};
 use rayon::prelude::*;
-use std::{io, ptr::NonNull};
+use std::{fmt, io, ptr::NonNull};
 
 /// A page of the smallest size.
 const PAGE: usize = 4096;
@@ -9,10 +10,18 @@ const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 
 /// Addresses that nothing else uses. The system gives a page to them at the first touch, filled with zeros.
-#[derive(Debug)]
 pub(super) struct Region {
     start: NonNull<u8>,
     bytes: usize,
+    /// Pinned bytes at its beginning, and what keeps them so.
+    pinned: usize,
+    lock: Option<Lock>,
+}
+
+impl fmt::Debug for Region {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Region").field("bytes", &self.bytes).field("pinned", &self.pinned).finish_non_exhaustive()
+    }
 }
 
 // SAFETY: the region is memory without an owner among threads; who may touch a range of it is decided by
@@ -45,7 +54,25 @@ impl Region {
             }
         }
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
-        Ok(Self { start, bytes })
+        Ok(Self { start, bytes, pinned: 0, lock: None })
+    }
+
+    /// Pins the first `bytes`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn pin(&mut self, bytes: usize, pin: &Pin<'_>) -> Result<(), String> {
+        let bytes = bytes.next_multiple_of(PAGE).min(self.bytes);
+        if bytes > 0 {
+            self.lock = Some(pin(self.start, bytes)?);
+            self.pinned = bytes;
+        }
+        Ok(())
+    }
+
+    /// Whether the bytes before `end` are pinned.
+    pub const fn is_pinned(&self, end: usize) -> bool {
+        end <= self.pinned
     }
 
     /// Touches the first `bytes` on the threads of the current pool: on a machine of several NUMA nodes, their
@@ -88,6 +115,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
+        drop(self.lock.take());
         // SAFETY: the mapping is its own, and whatever was handed out has held the region.
         #[expect(unsafe_code, reason = "a call of the C library")]
         unsafe {
