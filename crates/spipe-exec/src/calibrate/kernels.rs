@@ -2,14 +2,15 @@
 
 use super::{
     Copies, Width,
-    clock::{Clock, repeat, repeat_many},
+    clock::{Clock, Sample, repeat, repeat_many},
 };
 use crate::{
     device::{arena::Arena, transfer},
     nn::{Matrix, cast, kernels},
-    optimizer::{self, AdamW, DeviceMoments, DeviceParameter, Extent, Optimizer, StepSettings},
+    optimizer::{AdamW, DeviceMoments, DeviceParameter, Exchange, Extent, Numbers},
+    stored::{self, halves_mut, to_dtype},
 };
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use rayon::prelude::*;
 use spipe_base::{Bytes, BytesPerSecond, DataType, Flops, FlopsPerSecond, ParamsPerSecond, Seconds};
 use std::{
@@ -53,8 +54,10 @@ const WEIGHTS: [usize; 5] = [128, 256, 512, 1024, 2048];
 const ALL_WEIGHTS: usize = 12 << 20;
 /// Bytes of each of two arrays of a copy: more than second-level caches hold.
 const COPIED: usize = 64 << 20;
-/// Parameters of an optimizer step: four arrays of 16 MiB.
-const STEPPED: usize = 4 << 20;
+/// Parameters of an optimizer step: 16 bytes of each are more than third-level caches hold.
+const STEPPED: usize = 16 << 20;
+/// Their shape.
+const STEP: [usize; 2] = [STEPPED >> 10, 1 << 10];
 
 /// Measures all rates, one after the other; copies in both directions if the device has discrete
 /// memory.
@@ -213,8 +216,7 @@ fn copies(device: &Device, clock: &mut Clock) -> Copies {
     let matrix = filled(device, [COPIED >> 12, 1 << 10]);
     let numbers = transfer::numbers(&matrix);
     let fresh = || TensorData::new(numbers.clone(), matrix.dims());
-    // Runs keep what they copy in an arena, whose clones share it.
-    let kept = Arena::new(COPIED).map_or_else(|_| fresh(), |arena| arena.copied(&fresh()));
+    let kept = kept(fresh());
     let samples = [
         repeat(share, || {
             let mut data = fresh();
@@ -248,33 +250,52 @@ fn copies(device: &Device, clock: &mut Clock) -> Copies {
 }
 
 fn optimizer_rate((device, discrete_memory): (&Device, bool), clock: &mut Clock) -> ParamsPerSecond {
-    let shape = [STEPPED >> 10, 1 << 10];
-    let filled = || filled(device, shape);
-    let numbers = transfer::numbers(&filled());
-    let (adam, state) = (AdamW::default(), AdamW::default().state(&Extent::whole(shape)));
-    let mut step: Box<dyn FnMut(Matrix)> = if discrete_memory {
-        let held = DeviceParameter::new(filled(), None);
-        let mut state = Some((held, DeviceMoments::new(&state, shape, device)));
-        Box::new(move |gradient| {
-            state = state.take().map(|(held, moments)| adam.step_on_device(held, (gradient, 1.0), moments));
-        })
-    } else {
-        let (mut parameters, mut states) = (vec![vec![filled()]], [vec![state]]);
-        let optimizer = Optimizer::adamw(StepSettings::default());
-        Box::new(move |gradient| {
-            let before = std::mem::take(&mut parameters);
-            parameters = optimizer::step(&optimizer, before, (vec![vec![gradient]], 1.0), &mut states);
-        })
-    };
-    let sample = repeat(clock.take(1), || {
-        let gradient = transfer::to_device(TensorData::new(numbers.clone(), shape), device);
+    let numbers = transfer::numbers(&filled(device, STEP));
+    let share = clock.take(1);
+    let sample = if discrete_memory { device_steps(device, &numbers, share) } else { host_steps(&numbers, share) };
+    ParamsPerSecond::params(STEPPED as f64 / clock.note(sample).median.get())
+}
+
+fn device_steps(device: &Device, numbers: &[f32], share: Duration) -> Sample {
+    let adam = AdamW::default();
+    let held = DeviceParameter::new(filled(device, STEP), None);
+    let mut state = Some((held, DeviceMoments::new(&adam.state(&Extent::whole(STEP)), STEP, device)));
+    repeat(share, || {
+        let gradient = transfer::to_device(TensorData::new(numbers.to_vec(), STEP), device);
         finish(device, ());
         let start = Instant::now();
-        step(gradient);
+        state = state.take().map(|(held, moments)| adam.step_on_device(held, (gradient, 1.0), moments));
         finish(device, ());
         start.elapsed()
-    });
-    ParamsPerSecond::params(STEPPED as f64 / clock.note(sample).median.get())
+    })
+}
+
+/// Steps as runs take them: in the memory of an arena, with gradients of 16 bits, and parameters of 16 bits beside
+/// those of 32.
+fn host_steps(numbers: &[f32], share: Duration) -> Sample {
+    let wide = || TensorData::new(numbers.to_vec(), STEP);
+    let (mut parameters, mut narrow) = (kept(wide()), kept(to_dtype(wide(), DType::BF16)));
+    let gradients = kept(to_dtype(wide(), DType::BF16));
+    let (adam, state) = (AdamW::default(), AdamW::default().state(&Extent::whole(STEP)));
+    let mut state = match Arena::new(2 * size_of::<f32>() * STEPPED) {
+        Ok(arena) => state.moved_to(&arena),
+        Err(_) => state,
+    };
+    repeat(share, || {
+        let start = Instant::now();
+        let gradients = stored::numbers(&gradients).unwrap_or(Numbers::F32(&[]));
+        let exchange = Exchange { weights: halves_mut(&mut narrow), ..Exchange::of(gradients) };
+        adam.step_with(parameters.as_mut_slice().unwrap_or_default(), exchange, &mut state);
+        start.elapsed()
+    })
+}
+
+/// The same numbers in the memory of an arena, as runs have them.
+fn kept(data: TensorData) -> TensorData {
+    match Arena::new(data.as_bytes().len()) {
+        Ok(arena) => arena.copied(&data),
+        Err(_) => data,
+    }
 }
 
 /// Launches queued before the device is waited for.
