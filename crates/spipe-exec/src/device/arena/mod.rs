@@ -29,6 +29,11 @@ const ALIGN: usize = 64;
 /// ranges of different sizes leave gaps. What is never used is never touched.
 const ADDRESSES: usize = 2;
 
+/// Bytes that are pinned beyond those, for the successors of tensors that the library of a device still holds: it lets
+/// go of what it has copied from 64 tensors or 64 MiB later, and of that one batch later (`drop_queue` of
+/// cubecl-server 0.11).
+const SPARE: usize = 256 << 20;
+
 /// Host memory for tensors.
 #[derive(Debug)]
 pub(crate) struct Arena {
@@ -51,7 +56,7 @@ impl Arena {
     /// A system that has no addresses left.
     pub fn pinned(planned: usize, pin: &Pin<'_>) -> io::Result<(Arc<Self>, Option<String>)> {
         let mut arena = Self::touched(planned)?;
-        let refused = arena.region.pin(planned, pin).err();
+        let refused = arena.region.pin(planned + planned.min(SPARE), pin).err();
         Ok((Arc::new(arena), refused))
     }
 
