@@ -5,7 +5,8 @@
 //! functions with #[cube(launch)] in its source ─────────────────► each of them was launched
 //! ```
 //!
-//! `kernel-sources FOLDER` writes all sources to FOLDER. `CUDA_PATH` names the folder of CUDA's headers.
+//! `kernel-sources FOLDER` writes all sources to FOLDER, in one process for each architecture, as NVRTC compiles one source at a
+//! time. `CUDA_PATH` names the folder of CUDA's headers.
 
 // The launches name these two crates, whose part `stand_in` plays.
 extern crate self as burn;
@@ -18,23 +19,21 @@ mod nvrtc;
 mod optimizer;
 mod recorder;
 mod stand_in;
+mod versions;
 
 pub use stand_in::{backend, cubecl, kernel, ops, tensor};
 
 use recorder::{ARCHITECTURES, Architecture, recorded};
 use std::{
     collections::BTreeSet,
-    fs,
+    env, fs, io,
     path::{Path, PathBuf},
-    process::ExitCode,
-    sync::atomic::{AtomicUsize, Ordering},
-    thread,
+    process::{Command, ExitCode},
 };
 
 /// A source of a kernel, unlike all others.
 struct Source {
     kernel: String,
-    architecture: Architecture,
     text: String,
     file: PathBuf,
 }
@@ -43,52 +42,76 @@ struct Source {
 type Fault = String;
 
 fn main() -> ExitCode {
-    match check() {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let known = |name: &String| ARCHITECTURES.into_iter().find(|architecture| architecture.name == name);
+    let summary = match &arguments[..] {
+        [folder] => each_architecture(folder),
+        [folder, name] => known(name)
+            .ok_or_else(|| vec![format!("`{name}` is no architecture")])
+            .and_then(|architecture| check(Path::new(folder), architecture)),
+        _ => Err(vec!["name a folder for the sources".into()]),
+    };
+    match summary {
         Ok(summary) => {
             println!("{summary}");
             ExitCode::SUCCESS
         }
         Err(faults) => {
-            for fault in &faults {
-                eprintln!("error: {fault}");
-            }
-            eprintln!("{} faults", faults.len());
+            faults.iter().for_each(|fault| eprintln!("error: {fault}"));
             ExitCode::FAILURE
         }
     }
 }
 
-fn check() -> Result<String, Vec<Fault>> {
-    let folder = std::env::args_os().nth(1).ok_or_else(|| vec!["name a folder for the sources".to_owned()])?;
-    let headers = nvrtc::headers().map_err(|fault| vec![fault])?;
-    let listed = listed::kernels().map_err(|error| vec![format!("the source of `spipe-exec`: {error}")])?;
-    let mut faults = Vec::new();
-    let sources = sources(Path::new(&folder), &mut faults);
-    let launched: BTreeSet<String> = sources.iter().map(|source| source.kernel.clone()).collect();
-    faults.extend(listed.difference(&launched).map(|kernel| format!("`{kernel}` is not launched by launches.rs")));
-    faults.extend(launched.difference(&listed).map(|kernel| format!("`{kernel}` is not in the source")));
-    faults.extend(write(Path::new(&folder), &sources).err());
-    faults.extend(compile(&sources, &headers));
-    let names = ARCHITECTURES.map(|architecture| architecture.name).join(" and ");
-    let summary = || format!("{} kernels, {} sources compiled for {names}", listed.len(), sources.len());
-    if faults.is_empty() { Ok(summary()) } else { Err(faults) }
+/// Checks every architecture in a process of its own.
+fn each_architecture(folder: &str) -> Result<String, Vec<Fault>> {
+    let start =
+        |architecture: Architecture| Command::new(env::current_exe()?).args([folder, architecture.name]).spawn();
+    let started = ARCHITECTURES.map(start).into_iter().collect::<io::Result<Vec<_>>>();
+    let processes = started.map_err(|error| vec![format!("a process for an architecture: {error}")])?;
+    let failed = processes
+        .into_iter()
+        .map(|mut process| process.wait())
+        .filter(|end| !matches!(end, Ok(code) if code.success()));
+    match failed.count() {
+        0 => Ok("every kernel compiles".into()),
+        count => Err(vec![format!("kernels fail for {count} of {} architectures", ARCHITECTURES.len())]),
+    }
 }
 
-/// The sources of all kernels for all architectures, each once.
-fn sources(folder: &Path, faults: &mut Vec<Fault>) -> Vec<Source> {
-    let mut sources = Vec::new();
-    for architecture in ARCHITECTURES {
-        let mut seen = BTreeSet::new();
-        for launched in recorded(architecture, launches::launch_all) {
-            let kernel = launched.kernel;
-            match launched.source {
-                Ok(text) if seen.insert(text.clone()) => {
-                    let name = format!("{}.{}.{}.cu", kernel.replace("::", "-"), seen.len(), architecture.name);
-                    sources.push(Source { kernel, architecture, text, file: folder.join(name) });
-                }
-                Ok(_) => {}
-                Err(error) => faults.push(format!("`{kernel}` has no source: {error}")),
+/// Checks one architecture.
+fn check(folder: &Path, architecture: Architecture) -> Result<String, Vec<Fault>> {
+    let headers = nvrtc::headers().map_err(|fault| vec![fault])?;
+    let listed = listed::kernels().map_err(|error| vec![format!("the source of `spipe-exec`: {error}")])?;
+    let mut faults = versions::differing();
+    let sources = sources(folder, architecture, &mut faults);
+    let launched: BTreeSet<String> = sources.iter().map(|source| source.kernel.clone()).collect();
+    faults.extend(listed.difference(&launched).map(|kernel| format!("launches.rs yields no source of `{kernel}`")));
+    faults
+        .extend(launched.difference(&listed).map(|kernel| format!("`{kernel}` is not in the source of `spipe-exec`")));
+    faults.extend(write(folder, &sources).err());
+    for Source { kernel, text, file } in &sources {
+        let compiled = nvrtc::compile(text, architecture.name, &headers);
+        faults.extend(
+            compiled.err().map(|log| format!("`{kernel}` for {}, {}:\n{log}", architecture.name, file.display())),
+        );
+    }
+    let summary = format!("{}: {} kernels, {} sources compiled", architecture.name, listed.len(), sources.len());
+    if faults.is_empty() { Ok(summary) } else { Err(faults) }
+}
+
+/// The sources of all kernels for an architecture, each once.
+fn sources(folder: &Path, architecture: Architecture, faults: &mut Vec<Fault>) -> Vec<Source> {
+    let (mut sources, mut seen) = (Vec::new(), BTreeSet::new());
+    for launched in recorded(architecture, launches::launch_all) {
+        let kernel = launched.kernel;
+        match launched.source {
+            Ok(text) if seen.insert(text.clone()) => {
+                let name = format!("{}.{}.{}.cu", kernel.replace("::", "-"), seen.len(), architecture.name);
+                sources.push(Source { kernel, text, file: folder.join(name) });
             }
+            Ok(_) => {}
+            Err(error) => faults.push(format!("`{kernel}` has no source: {error}")),
         }
     }
     sources
@@ -98,24 +121,4 @@ fn write(folder: &Path, sources: &[Source]) -> Result<(), Fault> {
     let all = fs::create_dir_all(folder);
     let all = all.and_then(|()| sources.iter().try_for_each(|source| fs::write(&source.file, &source.text)));
     all.map_err(|error| format!("`{}`: {error}", folder.display()))
-}
-
-/// The faults of all sources, found on all cores.
-fn compile(sources: &[Source], headers: &Path) -> Vec<Fault> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        let mut faults = Vec::new();
-        while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let architecture = source.architecture.name;
-            if let Err(log) = nvrtc::compile(&source.text, architecture, headers) {
-                faults.push(format!("`{}` for {architecture}, {}:\n{log}", source.kernel, source.file.display()));
-            }
-        }
-        faults
-    };
-    let threads = thread::available_parallelism().map_or(1, usize::from);
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
-        workers.into_iter().flat_map(|worker| worker.join().expect("a worker returns its faults")).collect()
-    })
 }
