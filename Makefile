@@ -71,7 +71,8 @@ demo-short: build
 PYTHON_TESTS := crates/spipe-export/tests/python
 TORCH_ENV := target/torch-env
 # A network that does not answer ends the installation, instead of holding it up.
-PIP = timeout 2400 $(TORCH_ENV)/bin/pip install --quiet --progress-bar off --timeout 60 --retries 2
+PIP_INSTALL = bin/pip install --quiet --progress-bar off --timeout 60 --retries 2
+PIP = timeout 2400 $(TORCH_ENV)/$(PIP_INSTALL)
 # Its readers need protobuf alone.
 CHAKRA := mlc-chakra==1.0.0
 ## Exports run by PyTorch itself, from PyPI, in a virtual environment of its own: losses, logits, traces, refusals.
@@ -106,6 +107,22 @@ export-error: build $(TORCH_ENV)/ready
 ## The features of GPUs build without a CUDA toolkit; all of them are in the executor, whose build does not need HiGHS again.
 cuda-check: setup
 	$(CARGO) check --release --locked -p spipe-exec --features cuda,wgpu
+
+.PHONY: nvrtc-check
+NVRTC_ENV := target/nvrtc-env
+## The CUDA source of every kernel, compiled by NVRTC without a GPU or a CUDA toolkit: the compiler comes from PyPI, in a virtual
+## environment of its own. CubeCL's compiler is built without optimisation, in target/kernels.
+nvrtc-check: $(NVRTC_ENV)/ready
+	$(CARGO) build --locked --manifest-path crates/kernel-sources/Cargo.toml --target-dir target/kernels
+	cuda=$$(echo $(CURDIR)/$(NVRTC_ENV)/lib/python3*/site-packages/nvidia/cu13); \
+	  CUDA_PATH=$$cuda LD_LIBRARY_PATH=$$cuda/lib timeout 600 target/kernels/debug/kernel-sources target/kernels/sources
+
+$(NVRTC_ENV)/ready: crates/kernel-sources/requirements.txt
+	@python3 -c 'import ensurepip, venv' || { echo "venv is missing (Debian: python3-venv)"; exit 1; }
+	python3 -m venv $(NVRTC_ENV)
+	@timeout 600 $(NVRTC_ENV)/$(PIP_INSTALL) -r $< || { \
+	  echo "NVRTC could not be installed into $(NVRTC_ENV): is there a network? make nvrtc-check tries again"; exit 1; }
+	touch $@
 
 ## Our plans beside the baselines' for every shipped model and machine: reports/planner.md.
 .PHONY: planner-report
