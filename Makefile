@@ -117,6 +117,13 @@ nvrtc-check: $(NVRTC_ENV)/ready
 	cuda=$$(echo $(CURDIR)/$(NVRTC_ENV)/lib/python3*/site-packages/nvidia/cu13); \
 	  CUDA_PATH=$$cuda LD_LIBRARY_PATH=$$cuda/lib timeout 600 target/kernels/debug/kernel-sources target/kernels/sources
 
+.PHONY: driver-check
+## What runs ask of CUDA's driver, without a GPU: a C program plays it, kernels are compiled by NVRTC and do nothing. Half an hour, most of it
+## the build with CUDA and the tuner's kernels; DRIVER_CACHE names a folder that keeps the latter.
+driver-check: setup $(NVRTC_ENV)/ready
+	$(CARGO) build --release --locked --target-dir target/cuda -p spipe --features cuda
+	cd crates/spipe-exec/tests/driver && SPIPE=$(CURDIR)/target/cuda/release/spipe timeout 3000 $(CURDIR)/$(NVRTC_ENV)/bin/python -B -m unittest -v
+
 $(NVRTC_ENV)/ready: crates/kernel-sources/requirements.txt
 	@python3 -c 'import ensurepip, venv' || { echo "venv is missing (Debian: python3-venv)"; exit 1; }
 	python3 -m venv $(NVRTC_ENV)
@@ -145,6 +152,12 @@ PYTHON ?= python3
 bench-pytorch: setup
 	$(CARGO) build --release --locked --workspace --example paired
 	$(PYTHON) crates/spipe-exec/benches/pytorch/paired.py target/release/examples/paired
+
+.PHONY: bench-offloading
+## Offloading systems of 200 million parameters beside PyTorch on the same cores, and the optimizer in a run beside itself alone. PYTHON
+## needs torch. A quarter of an hour.
+bench-offloading: build
+	$(PYTHON) -B crates/spipe-exec/benches/pytorch/offloading.py target/release/spipe
 
 .PHONY: prediction-error
 ## Iterations of several systems, predicted and measured on this machine: reports/prediction-error.md.
