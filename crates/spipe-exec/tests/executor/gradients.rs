@@ -220,6 +220,21 @@ fn tables_of_two_stages() {
         losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
         assert_ne!(bits(&report), bits(&both(&narrow(&setup), Backend::Ndarray, 6).1), "{setup:?}");
     }
+    // On a device or on the host, both are added up in 32 bits.
+    let first = |system, stages| {
+        let setup = Setup { system, stages, model: &model, ..wide() };
+        let report = train(&setup, &all_devices(&setup, Backend::Ndarray, 6));
+        (bits(&report), numbers(&report.gradients))
+    };
+    let expected = first(System::OneForwardOneBackward, &["gpu0 0..1", "gpu1 2..3"]);
+    for (system, stages) in [
+        (System::ZeroOffload, &["gpu0 0..1 socket", "gpu1 2..3 socket"]),
+        (System::Superpipeline, &["gpu0 0..1 streamed", "gpu0 2..3 streamed"]),
+        (System::Mobius, &["gpu0 0..1 recompute", "gpu1 2..3 recompute"]),
+        (System::Fsdp, &["gpu0 0..1", "gpu0 2..3"]),
+    ] {
+        assert!(first(system, stages) == expected, "{system}");
+    }
 }
 
 /// Every optimizer reads them, and steps are undone with them.
