@@ -1,6 +1,6 @@
 //! The memory of a layer on a device.
 
-use crate::{Group, Mode, Workload, groups};
+use crate::{GradientFormat, Group, Mode, Workload, groups};
 use spipe_base::{Bytes, LayerId};
 use spipe_hardware::{LossKernel, NormKernel, Runtime};
 use spipe_model::{Attention, Batch, Layer, LayerKind, Model, Operation, Operations, Precision, Recompute};
@@ -63,12 +63,13 @@ impl LayerMemory {
         };
         let trains = layer.tied_to.is_some_and(|owner| workload.mode == Mode::Train && trains(owner));
         let alone = Self::alone(layer, (workload, runtime), precision);
+        let gradient = workload.formats.gradients.map_or(precision.bytes(), GradientFormat::bytes);
         Self {
             updated: if model.lora().is_some() { alone.updated } else { alone.parameters },
             boundary: outputs.sum(),
             workspace: alone.workspace.max(step_temporaries(model, layer, workload)),
             tied_parameters: tied,
-            tied_gradients: if trains { tied } else { Bytes::ZERO },
+            tied_gradients: Bytes::new(if trains { layer.tied_parameters * gradient } else { 0 }),
             ..alone
         }
     }

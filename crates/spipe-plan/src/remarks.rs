@@ -16,7 +16,7 @@ use spipe_base::{
     Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId,
     readable::{percent, ranges},
 };
-use spipe_cost::{BaseFormat, DataShape, Formats, Mode, Optimizer, Source, Workload};
+use spipe_cost::{BaseFormat, DataShape, Formats, GradientFormat, Mode, Optimizer, Source, Workload};
 use spipe_hardware::Device;
 use spipe_model::{LayerKind, Precision};
 use std::collections::BTreeMap;
@@ -28,17 +28,19 @@ pub fn beyond_plain_training(context: &Context<'_>) -> Option<Diagnostic> {
     planned_only(context, adapters.into_iter().collect(), PLAIN)
 }
 
-/// Optimizers and formats of bases that an engine executes.
+/// Optimizers and formats that an engine executes.
 #[derive(Clone, Copy, Debug)]
 pub struct Executed<'a> {
     /// The optimizers.
     pub optimizers: &'a [Optimizer],
     /// The formats of frozen matrices, besides that of the precision.
     pub bases: &'a [BaseFormat],
+    /// The formats of gradients, besides that of the parameters.
+    pub gradients: &'a [GradientFormat],
 }
 
 /// The optimizers and formats of plain training.
-const PLAIN: Executed<'static> = Executed { optimizers: &[Optimizer::Adamw], bases: &[] };
+const PLAIN: Executed<'static> = Executed { optimizers: &[Optimizer::Adamw], bases: &[], gradients: &[] };
 
 /// The part of a plan's training that is planned and simulated, but not executed, where `executed` is.
 /// Plain adapters are executed.
@@ -77,8 +79,11 @@ fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Execute
             let known: Vec<&str> = executed.optimizers.iter().map(|optimizer| optimizer.name()).collect();
             parts.push(format!("the optimizer `{}` instead of {}", workload.optimizer, known.join(", ")));
         }
-        if (Formats { base: None, ..*formats }) != Formats::PLAIN {
-            parts.push("other formats of states, gradients or master copies".into());
+        if let Some(format) = formats.gradients.filter(|format| !executed.gradients.contains(format)) {
+            parts.push(format!("gradients in {format}"));
+        }
+        if (Formats { base: None, gradients: None, ..*formats }) != Formats::PLAIN {
+            parts.push("other formats of states or master copies".into());
         }
     }
     let message = format!("the plan has {}, which is planned and simulated only", parts.join(", "));

@@ -71,17 +71,17 @@ pub(crate) enum Place {
 }
 
 /// The arena of each memory of `program`. `peak` is the planned peak of a memory, `narrow` says whether a device
-/// stores 16 bits.
+/// stores a content in 16 bits.
 pub(crate) fn planned(
     program: &Program,
     computed_on: &IdVec<BufferId, Option<DeviceId>>,
     (place, peak): (impl Fn(MemoryId) -> Place, impl Fn(MemoryId) -> Option<Bytes>),
-    narrow: impl Fn(DeviceId) -> bool,
+    narrow: impl Fn(DeviceId, &Content) -> bool,
 ) -> BTreeMap<MemoryId, Planned> {
-    let is_bytes = |id: BufferId| computed_on[id].is_none_or(&narrow);
-    let here = |(id, buffer): (BufferId, &Buffer)| match place(buffer.memory) {
-        Place::Host | Place::BesideGpu => stays(&buffer.content) && is_bytes(id),
-        Place::Emulated => is_copied(&buffer.content) && is_bytes(id) || is_state(&buffer.content),
+    let is_bytes = |id: BufferId, content: &Content| computed_on[id].is_none_or(|device| narrow(device, content));
+    let here = |(id, Buffer { content, memory, .. }): (BufferId, &Buffer)| match place(*memory) {
+        Place::Host | Place::BesideGpu => stays(content) && is_bytes(id, content),
+        Place::Emulated => is_copied(content) && is_bytes(id, content) || is_state(content),
         Place::Elsewhere => false,
     };
     let mut all: BTreeMap<MemoryId, (Planned, Bytes)> = BTreeMap::new();

@@ -6,6 +6,7 @@ mod compute;
 pub(crate) mod drives;
 mod inference;
 mod initial;
+mod near;
 mod norm;
 mod optimizer_step;
 mod outcome;
@@ -100,6 +101,8 @@ pub(crate) struct Numerics {
     /// The 16-bit type of the run, and the devices that store it.
     pub half: DType,
     pub half_devices: BTreeSet<DeviceId>,
+    /// Whether gradients of parameters have 32 bits everywhere; otherwise they have the width of the parameters.
+    pub wide_gradients: bool,
     /// The storage of frozen tensors.
     pub frozen: FrozenStorage,
     pub scales: Mutex<LossScales>,

@@ -10,7 +10,7 @@ use crate::{
     },
     device::transfer::reshaped,
     nn::{
-        Matrix,
+        Matrix, float,
         layers::{Parameter, Unit},
     },
     stored::{Stored, all_moved, moved, to_dtype},
@@ -155,7 +155,7 @@ impl Interpreter<'_> {
                 let own = layers.get_mut(place).and_then(|layer| layer.get_mut(SHARED)).ok_or_else(|| wrong(to))?;
                 *own = context.compute(|| {
                     let here = |stored: &Stored| stored.clone().on(&context.device, FloatDType::F32);
-                    Ok::<_, TaskError>(Stored::of(here(&more)? + here(own)?, self.storage_dtype_on(device)))
+                    Ok::<_, TaskError>(Stored::of(here(&more)? + here(own)?, float(own.dtype())))
                 })??;
                 Value::Tensors(layers)
             }

@@ -53,7 +53,8 @@ impl Interpreter<'_> {
 
     /// The type in which a stage's device holds gradients of parameters.
     pub(super) fn gradient_dtype(&self, stage: StageId) -> FloatDType {
-        if self.trains_adapters() { FloatDType::F32 } else { self.storage_dtype(stage) }
+        let is_wide = self.numerics.wide_gradients || self.trains_adapters();
+        if is_wide { FloatDType::F32 } else { self.storage_dtype(stage) }
     }
 
     /// `value` of parameters, whose missing frozen tensors are filled in from the value already there:

@@ -1,6 +1,10 @@
 //! Copies between memories and collectives among devices, no faster than the program's links.
 
-use super::{Interpreter, part_of};
+use super::{
+    Interpreter,
+    near::{Held, Near},
+    part_of,
+};
 use crate::{
     actions::{
         Outcome,
@@ -16,12 +20,6 @@ use burn::tensor::{DType, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId, LayerRange};
 use spipe_schedule::{Content, Part};
 use std::{sync::Arc, time::Instant};
-
-/// A tensor wherever it is; numbers in host memory are shared with those of its buffer.
-enum Held {
-    Host(TensorData),
-    Device(Stored),
-}
 
 /// Layers with their tensors.
 type HeldLayers = Vec<(LayerId, Vec<Held>)>;
@@ -199,19 +197,11 @@ impl Interpreter<'_> {
             Some(Value::Tensors(layers)) => layers.iter().map(read).collect::<Result<_, TaskError>>()?,
             _ => return Err(wrong(instance)),
         };
-        let here = |held: &Held| match held {
-            Held::Host(data) => Ok(data.clone()),
-            Held::Device(stored) => stored.to_host(),
-        };
-        let more = found.iter().map(|(_, tensors)| tensors.iter().map(here).collect::<Result<HostLayer, TaskError>>());
-        let more = more.collect::<Result<Vec<_>, _>>()?;
-        count_moved(more.iter().flatten().map(|data| data.as_bytes().len()).sum());
+        let more = Near::all(found.iter().flat_map(|(_, tensors)| tensors.iter()))?;
+        count_moved(more.iter().map(Near::bytes).sum());
         self.on_host_cores(instance.0, || {
-            for (sums, more) in sums.iter_mut().zip(&more) {
-                let mut tensors = Arc::make_mut(sums).iter_mut().zip(more);
-                tensors.try_for_each(|(sum, more)| add_to(sum, more))?;
-            }
-            Ok::<_, TaskError>(())
+            let mut sums = sums.iter_mut().flat_map(|sums| Arc::make_mut(sums).iter_mut());
+            more.iter().try_for_each(|more| more.add_to(sums.next().ok_or_else(|| wrong(instance))?, None))
         })?;
         Ok(self.value_of(instance.0, found.iter().map(|(layer, _)| *layer).zip(sums).collect()))
     }
@@ -273,28 +263,22 @@ impl Interpreter<'_> {
         let mut total = if adds { Some(self.host_layers(instance)?) } else { None };
         drop(self.store.take(instance));
         for buffer in from {
-            let found = self.host_layers(self.at(*buffer, iteration))?;
-            let mine = |tensor: &TensorData| {
-                count_moved(tensor.as_bytes().len() / part.of as usize);
-                cut(tensor, part, arena)
-            };
+            let found = self.held_layers(self.at(*buffer, iteration))?;
+            let near = Near::all(found.iter().flat_map(|(_, tensors)| tensors.iter()))?;
+            count_moved(near.iter().map(Near::bytes).sum::<usize>() / part.of as usize);
+            let mut near = near.iter();
             total = Some(match total {
                 None => {
-                    let layer = |(layer, tensors): (LayerId, Arc<HostLayer>)| {
-                        (layer, Arc::new(tensors.iter().map(mine).collect::<HostLayer>()))
+                    let layer = |(layer, tensors): &(LayerId, Vec<Held>)| {
+                        let mine = near.by_ref().take(tensors.len()).map(|tensor| tensor.cut(part, arena));
+                        Ok((*layer, Arc::new(mine.collect::<Result<HostLayer, TaskError>>()?)))
                     };
-                    found.into_iter().map(layer).collect()
+                    found.iter().map(layer).collect::<Result<_, TaskError>>()?
                 }
                 Some(mut sums) => {
                     self.on_host_cores(to, || {
-                        for ((_, sums), (_, more)) in sums.iter_mut().zip(&found) {
-                            for (sum, more) in Arc::make_mut(sums).iter_mut().zip(more.iter()) {
-                                count_moved(more.as_bytes().len() / part.of as usize);
-                                let range = part_of(more.shape().num_elements(), part);
-                                add(numbers_mut(sum).ok_or("a sum of bytes")?, numbers(more)?.part(range));
-                            }
-                        }
-                        Ok::<_, TaskError>(())
+                        let mut sums = sums.iter_mut().flat_map(|(_, sums)| Arc::make_mut(sums).iter_mut());
+                        near.try_for_each(|more| more.add_to(sums.next().ok_or_else(|| wrong(instance))?, Some(part)))
                     })?;
                     sums
                 }

@@ -32,7 +32,7 @@ use crate::{
 };
 use burn::tensor::DType;
 use spipe_base::{ActionId, DeviceId, Diagnostic, Faults, IdVec, LayerId, MemoryId};
-use spipe_cost::Mode;
+use spipe_cost::{GradientFormat, Mode};
 use spipe_hardware::MemoryKind;
 use spipe_model::Precision;
 use spipe_plan::{Executed, Plan, beyond_execution};
@@ -51,8 +51,9 @@ pub(crate) struct Prepared<'a> {
     pub warnings: Vec<String>,
 }
 
-/// Optimizers and storages of frozen matrices that run.
-const EXECUTED: Executed = Executed { optimizers: &Optimizer::EXECUTED, bases: &Format::EXECUTED };
+/// Optimizers, and storages of frozen matrices and of gradients, that run.
+const EXECUTED: Executed =
+    Executed { optimizers: &Optimizer::EXECUTED, bases: &Format::EXECUTED, gradients: &[GradientFormat::F32] };
 
 /// Checks everything that can be refused, then finds the initial state and opens the devices.
 pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Result<Prepared<'a>, RunError> {
@@ -100,6 +101,7 @@ pub(crate) fn prepare<'a>(job: &Job<'a>, inference: Option<Inference<'a>>) -> Re
         numerics: Numerics {
             half: half(workload.precision),
             half_devices: bound.keys().filter(stores_half).copied().collect(),
+            wide_gradients: workload.formats.gradients == Some(GradientFormat::F32),
             frozen: FrozenStorage::new(workload, half(workload.precision)),
             scales: Mutex::new(scales),
             verdicts: Mutex::new(BTreeMap::new()),

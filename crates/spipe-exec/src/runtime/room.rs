@@ -12,8 +12,9 @@ use crate::{
 };
 use rayon::ThreadPoolBuilder;
 use spipe_base::{BufferId, Bytes, DeviceId, Diagnostic, IdVec, MemoryId};
+use spipe_cost::GradientFormat;
 use spipe_model::Precision;
-use spipe_schedule::Program;
+use spipe_schedule::{Content, Program};
 use std::{
     collections::BTreeMap,
     io,
@@ -51,7 +52,11 @@ pub(crate) fn room(
             None => host,
         }
     };
-    let narrow = |device: DeviceId| context.cost.storage(device) != Precision::Fp32;
+    let wide_gradients = context.workload().formats.gradients == Some(GradientFormat::F32);
+    let narrow = |device: DeviceId, content: &Content| {
+        let is_wide = wide_gradients && matches!(content, Content::Gradients(_) | Content::SharedGradients(_));
+        context.cost.storage(device) != Precision::Fp32 && !is_wide
+    };
     let planned = planned(program, computed_on, (place, peak), narrow);
     let needed: Bytes = planned.values().map(|planned| planned.bytes).sum();
     match (hooks.available_memory)() {

@@ -13,6 +13,7 @@ use crate::{
     },
 };
 use spipe_base::LayerId;
+use spipe_cost::GradientFormat;
 use spipe_model::Precision;
 use spipe_plan::System;
 use std::ops::ControlFlow;
@@ -24,6 +25,8 @@ fn train(setup: &Setup<'_>, options: &Options, hooks: &Hooks<'_>) -> Report {
 }
 
 const DISCRETE: Hooks<'_> = Hooks { discrete_memory: true, ..Hooks::NONE };
+
+const WIDE: Option<GradientFormat> = Some(GradientFormat::F32);
 
 /// Plans whose optimizer runs on the devices, on the host, or in part on each.
 fn setups(precision: Precision) -> [Setup<'static>; 7] {
@@ -42,8 +45,13 @@ fn setups(precision: Precision) -> [Setup<'static>; 7] {
 #[test]
 fn they_train_as_cores_do() {
     // In 16 bits the norm is summed in another order.
-    for (precision, share) in [(Precision::Fp32, 1e-5), (Precision::Bf16, 2e-2), (Precision::Fp16, 2e-2)] {
-        for setup in setups(precision) {
+    for (precision, gradients, share) in [
+        (Precision::Fp32, None, 1e-5),
+        (Precision::Bf16, None, 2e-2),
+        (Precision::Fp16, None, 2e-2),
+        (Precision::Bf16, WIDE, 2e-2),
+    ] {
+        for setup in setups(precision).map(|setup| Setup { gradients, ..setup }) {
             let options = Setup::options(Backend::Ndarray, 6);
             let (ours, theirs) = (train(&setup, &options, &DISCRETE), train(&setup, &options, &Hooks::NONE));
             losses_are_near(&setup, &ours.losses, &theirs.losses, share);
@@ -55,8 +63,8 @@ fn they_train_as_cores_do() {
 /// Checkpoints hold optimizer state of devices like that of the host.
 #[test]
 fn checkpoints_hold_what_is_in_their_memory() {
-    for precision in [Precision::Fp32, Precision::Bf16] {
-        let setup = Setup { precision, stages: &["gpu0 0..2", "gpu1 3..4"], ..Setup::default() };
+    for (precision, gradients) in [(Precision::Fp32, None), (Precision::Bf16, None), (Precision::Bf16, WIDE)] {
+        let setup = Setup { precision, gradients, stages: &["gpu0 0..2", "gpu1 3..4"], ..Setup::default() };
         let folder = tempfile::tempdir().unwrap();
         let options = |steps, resume| {
             let checkpoints = Some(Checkpoints { folder: folder.path().into(), every: 2 });
@@ -73,8 +81,13 @@ fn checkpoints_hold_what_is_in_their_memory() {
 /// Norms of such devices are summed in f32.
 #[test]
 fn they_clip_as_cores_do() {
-    for (precision, share) in [(Precision::Fp32, 1e-5), (Precision::Bf16, 2e-2), (Precision::Fp16, 2e-2)] {
-        for setup in setups(precision) {
+    for (precision, gradients, share) in [
+        (Precision::Fp32, None, 1e-5),
+        (Precision::Bf16, None, 2e-2),
+        (Precision::Fp16, None, 2e-2),
+        (Precision::Fp16, WIDE, 2e-2),
+    ] {
+        for setup in setups(precision).map(|setup| Setup { gradients, ..setup }) {
             let options = Setup::options(Backend::Ndarray, 6);
             let losses = |clip_norm, hooks| train(&Setup { clip_norm, ..setup.clone() }, &options, hooks).losses;
             let ours = losses(Some(0.1), &DISCRETE);

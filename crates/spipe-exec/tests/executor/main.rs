@@ -4,6 +4,7 @@ mod adapters;
 mod calibration;
 mod clipping;
 mod drives;
+mod gradients;
 mod inference;
 mod machine;
 mod optimizers;

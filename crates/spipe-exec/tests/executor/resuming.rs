@@ -6,6 +6,7 @@ use crate::{
     setup::{BACKWARD, FORWARD, Setup},
     systems::UNITS,
 };
+use spipe_cost::GradientFormat;
 use spipe_exec::{Backend, Checkpoint, Checkpoints, Options, Report, RunError, Schedule, run};
 use spipe_model::Precision;
 use spipe_plan::{Knob, System};
@@ -94,6 +95,26 @@ fn adapters_go_on() {
             goes_on(&Setup { lora: Some("rank=3"), base, ..setup });
         }
     }
+}
+
+/// Gradients of 32 bits beside parameters of 16, among them those that wait for a delayed step.
+#[test]
+fn wide_gradients() {
+    let wide = Setup { precision: Precision::Bf16, gradients: Some(GradientFormat::F32), ..Setup::default() };
+    let socket = &["gpu0 0..1 socket", "gpu1 2..4 socket recompute:1"];
+    let of = |system, stages| Setup { system, stages, ..wide.clone() };
+    goes_on(&of(System::OneForwardOneBackward, &["gpu0 0..1", "gpu1 2..4"]));
+    goes_on(&of(System::ZeroOffload, socket));
+    let knobs = &[(Knob::GradientsLeave, 1)];
+    for precision in [Precision::Bf16, Precision::Fp16] {
+        goes_on(&Setup { precision, ..of(System::ZeroOffloadDelayed, socket) });
+        goes_on(&Setup { precision, knobs, ..of(System::ZeroOffloadDelayed, socket) });
+    }
+    goes_on(&of(System::Superpipeline, &UNITS));
+    goes_on(&Setup { backward: &BACKWARD, ..of(System::Spipe, &FORWARD) });
+    goes_on(&of(System::Fsdp, &["gpu0 0..1 recompute", "gpu0 2..4"]));
+    let model = &crate::shared::tied();
+    goes_on(&Setup { model, ..of(System::ZeroOffloadDelayed, &["gpu0 0..1 socket", "gpu1 2..3 socket"]) });
 }
 
 #[test]

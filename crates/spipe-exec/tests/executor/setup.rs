@@ -2,7 +2,7 @@
 
 use super::machine::{LLAMA, machine_with};
 use spipe_base::LayerRange;
-use spipe_cost::{Mode, Optimizer, Workload};
+use spipe_cost::{GradientFormat, Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Options};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Lora, Model, Precision};
@@ -31,6 +31,8 @@ pub struct Setup<'a> {
     pub lora: Option<&'a str>,
     /// The storage of frozen matrices, as `--base` takes it.
     pub base: Option<&'a str>,
+    /// The storage of gradients, if it is not that of the parameters.
+    pub gradients: Option<GradientFormat>,
     /// Accelerators of the machine.
     pub gpus: u32,
     /// The memory of each.
@@ -55,6 +57,7 @@ impl Default for Setup<'_> {
             frozen: &[],
             lora: None,
             base: None,
+            gradients: None,
             gpus: 2,
             memory: "256 MiB",
             clip_norm: None,
@@ -115,6 +118,7 @@ impl Setup<'_> {
             clip_norm: self.clip_norm.map(|norm| norm.try_into().expect("a norm")),
             formats: spipe_cost::Formats {
                 base: self.base.map(|base| base.parse().unwrap_or_else(|fault| panic!("{fault}"))),
+                gradients: self.gradients,
                 ..spipe_cost::Formats::default()
             },
             data: spipe_cost::DataShape::PLAIN,

@@ -14,6 +14,7 @@ mod setup;
 
 use setup::Setup;
 use spipe_base::{Bytes, LaneRole};
+use spipe_cost::GradientFormat;
 use spipe_exec::{Allocator, Backend, Options, Step, run};
 use spipe_model::Precision;
 use spipe_plan::System;
@@ -54,6 +55,7 @@ fn setups() -> Vec<Setup<'static>> {
     let plain =
         Setup { model: BLOCKS, precision: Precision::Bf16, microbatches: 2, memory: "2 GiB", ..Setup::default() };
     let with = |system, stages| Setup { system, stages, ..plain.clone() };
+    let wide = |setup| Setup { gradients: Some(GradientFormat::F32), ..setup };
     vec![
         with(System::ZeroOffload, &["gpu0 0..2 socket", "gpu0 3..5 socket"]),
         with(System::Superpipeline, &UNITS),
@@ -66,6 +68,9 @@ fn setups() -> Vec<Setup<'static>> {
         with(System::ZeroInfinity, &["gpu0 0..2 streamed socket", "gpu0 3..5 streamed socket recompute"]),
         with(System::ZeroInfinity, &["gpu0 0..2 streamed socket drive", "gpu0 3..5 streamed socket drive"]),
         with(System::Fsdp, &["gpu0 0..2 socket", "gpu0 3..5 socket"]),
+        wide(with(System::ZeroOffload, &["gpu0 0..2 socket", "gpu0 3..5 socket"])),
+        wide(with(System::ZeroInfinity, &["gpu0 0..2 streamed socket", "gpu0 3..5 streamed socket recompute"])),
+        wide(with(System::Fsdp, &["gpu0 0..2 socket", "gpu0 3..5 socket"])),
     ]
 }
 

@@ -180,6 +180,26 @@ fn losses_are_those_of_cores() {
     compare_in_both(LLAMA, 2);
 }
 
+/// A sum of 32 bits stays one, whatever is added, and loses nothing of it.
+#[test]
+fn sums_of_32_bits_take_gradients_of_16() {
+    let _alone = alone();
+    if !gpu().device.supports_dtype(FloatDType::F16) {
+        return;
+    }
+    let (shape, device) = ([37, 50], &gpu().device);
+    let numbers = |seed, at| matrix(shape, seed, at);
+    let sums = gpu().compute(|| {
+        let sum = vec![vec![numbers(1, (device, FloatDType::F32)).mul_scalar(1.0 + 2.0f32.powi(-20))]];
+        passes::accumulate(sum, vec![vec![numbers(2, (device, FloatDType::F16))]])
+    });
+    let found = sums.unwrap().remove(0).remove(0);
+    assert_eq!(found.dtype(), burn::tensor::DType::F32);
+    let wide = (&cores(), FloatDType::F32);
+    let expected = numbers(1, wide).mul_scalar(1.0 + 2.0f32.powi(-20)) + numbers(2, wide);
+    assert_eq!(found.into_data(), expected.into_data());
+}
+
 /// Launches of a forward, a backward, and of adding up the gradients, once everything is compiled
 /// and tuned.
 fn launched(model: &str, width: FloatDType) -> BTreeMap<&'static str, u64> {
