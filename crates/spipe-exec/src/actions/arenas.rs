@@ -50,7 +50,7 @@ impl Arenas {
 pub(crate) struct Planned {
     /// All of them, at any time.
     pub bytes: Bytes,
-    /// Those that the arena has; the library of a GPU has others.
+    /// Bytes in the arena; the library of a GPU has others.
     pub kept: Bytes,
     /// By part of the memory, as reports name it: buffers that are not there at the same time count together.
     pub parts: BTreeMap<&'static str, Bytes>,

@@ -1,6 +1,6 @@
 //! Values that exist before the first action: parameters, their copies, optimizer state.
 
-use super::{Interpreter, transfers::cut};
+use super::{Interpreter, near::cut};
 use crate::{
     actions::store::{DeviceState, HostLayer, Instance, State, Value},
     device::transfer::to_device,

@@ -1,6 +1,6 @@
 //! Tensors of sums: cores read them where they are, without a copy if that is their own library.
 
-use super::{part_of, transfers::cut};
+use super::part_of;
 use crate::{
     device::{arena::Arena, cores, with_numbers},
     nn::Matrix,
@@ -83,4 +83,12 @@ impl Near {
             Ok(to)
         })?
     }
+}
+
+/// The part of a tensor that belongs to one of several devices.
+pub(super) fn cut(whole: &TensorData, part: Part, arena: &Arc<Arena>) -> TensorData {
+    let range = part_of(whole.shape().num_elements(), part);
+    let size = whole.dtype().size();
+    let bytes = &whole.as_bytes()[range.start * size..range.end * size];
+    arena.filled([1, range.len()], whole.dtype(), |to| to.copy_from_slice(bytes))
 }

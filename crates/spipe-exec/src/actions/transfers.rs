@@ -2,7 +2,7 @@
 
 use super::{
     Interpreter,
-    near::{Held, Near},
+    near::{Held, Near, cut},
     part_of,
 };
 use crate::{
@@ -327,12 +327,4 @@ fn join(parts: &[&TensorData], arena: &Arc<Arena>) -> TensorData {
             to = rest;
         }
     })
-}
-
-/// The part of a tensor that belongs to one of several devices.
-pub(super) fn cut(whole: &TensorData, part: Part, arena: &Arc<Arena>) -> TensorData {
-    let range = part_of(whole.shape().num_elements(), part);
-    let size = whole.dtype().size();
-    let bytes = &whole.as_bytes()[range.start * size..range.end * size];
-    arena.filled([1, range.len()], whole.dtype(), |to| to.copy_from_slice(bytes))
 }

@@ -97,7 +97,7 @@ impl Arena {
     /// A tensor whose bytes are read.
     ///
     /// # Errors
-    /// Those of `from`, and too few bytes.
+    /// Errors of `from`; too few bytes.
     pub fn read(
         self: &Arc<Self>,
         shape: impl Into<Shape>,

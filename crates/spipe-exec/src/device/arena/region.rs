@@ -60,7 +60,7 @@ impl Region {
     /// Pins the first `bytes`.
     ///
     /// # Errors
-    /// What the driver says.
+    /// The words of the driver.
     pub fn pin(&mut self, bytes: usize, pin: &Pin<'_>) -> Result<(), String> {
         let bytes = bytes.next_multiple_of(PAGE).min(self.bytes);
         if bytes > 0 {
