@@ -113,7 +113,7 @@ NVRTC_ENV := target/nvrtc-env
 ## The CUDA source of every kernel, compiled by NVRTC without a GPU or a CUDA toolkit: the compiler comes from PyPI, in a virtual
 ## environment of its own. CubeCL's compiler is built without optimisation, in target/kernels.
 nvrtc-check: $(NVRTC_ENV)/ready
-	$(CARGO) build --locked --manifest-path crates/kernel-sources/Cargo.toml --target-dir target/kernels
+	$(CARGO) build --locked --manifest-path crates/spipe-exec/kernel-sources/Cargo.toml --target-dir target/kernels
 	cuda=$$(echo $(CURDIR)/$(NVRTC_ENV)/lib/python3*/site-packages/nvidia/cu13); \
 	  CUDA_PATH=$$cuda LD_LIBRARY_PATH=$$cuda/lib timeout 600 target/kernels/debug/kernel-sources target/kernels/sources
 
@@ -124,7 +124,7 @@ driver-check: setup $(NVRTC_ENV)/ready
 	$(CARGO) build --release --locked --target-dir target/cuda -p spipe --features cuda
 	cd crates/spipe-exec/tests/driver && SPIPE=$(CURDIR)/target/cuda/release/spipe timeout 3000 $(CURDIR)/$(NVRTC_ENV)/bin/python -B -m unittest -v
 
-$(NVRTC_ENV)/ready: crates/kernel-sources/requirements.txt
+$(NVRTC_ENV)/ready: crates/spipe-exec/kernel-sources/requirements.txt
 	@python3 -c 'import ensurepip, venv' || { echo "venv is missing (Debian: python3-venv)"; exit 1; }
 	python3 -m venv $(NVRTC_ENV)
 	@timeout 600 $(NVRTC_ENV)/$(PIP_INSTALL) -r $< || { \

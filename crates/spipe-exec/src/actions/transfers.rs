@@ -2,8 +2,7 @@
 
 use super::{
     Interpreter,
-    near::{Held, Near, cut},
-    part_of,
+    near::{Held, Near},
 };
 use crate::{
     actions::{
@@ -18,7 +17,7 @@ use crate::{
 };
 use burn::tensor::{DType, TensorData};
 use spipe_base::{ActionId, BufferId, Bytes, LayerId, LayerRange};
-use spipe_schedule::{Content, Part};
+use spipe_schedule::Content;
 use std::{sync::Arc, time::Instant};
 
 /// Layers with their tensors.

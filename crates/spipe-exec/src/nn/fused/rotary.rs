@@ -29,7 +29,7 @@ fn turn<F: Float>(
     positions: usize,
     half: usize,
     direction: f32,
-    #[define(F)] _width: ElemType,
+    #[define(F)] _element: ElemType,
 ) {
     if !output.is_in_bounds(ABSOLUTE_POS) {
         terminate!();

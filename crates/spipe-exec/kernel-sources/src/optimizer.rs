@@ -1,6 +1,6 @@
 //! The kernels of optimizers, as they are in `spipe-exec`.
 
-#[path = "../../spipe-exec/src/optimizer/fused.rs"]
+#[path = "../../src/optimizer/fused.rs"]
 mod fused;
 
 use crate::nn::Matrix;

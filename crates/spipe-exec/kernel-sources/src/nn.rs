@@ -1,7 +1,7 @@
 //! Kernels of layers, as they are in `spipe-exec`.
 
 #[expect(dead_code, reason = "layers use more of it")]
-#[path = "../../spipe-exec/src/nn/fused/mod.rs"]
+#[path = "../../src/nn/fused/mod.rs"]
 pub mod fused;
 
 /// A matrix.

@@ -35,7 +35,7 @@ impl DType {
 }
 
 /// The only device: its client is known to its tensors.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Device;
 
 /// Mark of a tensor of integers.
@@ -114,7 +114,7 @@ impl CubeTensor {
 
 /// A tensor of the user.
 #[derive(Clone)]
-pub struct Tensor<const D: usize, K = Float>(CubeTensor, PhantomData<K>);
+pub struct Tensor<const D: usize, K = Float>(Box<CubeTensor>, PhantomData<K>);
 
 impl<const D: usize, K> fmt::Debug for Tensor<D, K> {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -125,15 +125,15 @@ impl<const D: usize, K> fmt::Debug for Tensor<D, K> {
 impl<const D: usize, K> Tensor<D, K> {
     /// A tensor of a library's tensor.
     pub fn from_primitive<L: Library>(tensor: CubeTensor) -> Self {
-        Self(tensor, PhantomData)
+        Self(Box::new(tensor), PhantomData)
     }
 
     /// The library's tensor.
     ///
     /// # Errors
-    /// The tensor, if it belongs to another library.
+    /// It belongs to another library.
     pub fn try_into_primitive<L: Library>(self) -> Result<CubeTensor, OtherLibrary> {
-        L::own(self.0).ok_or(OtherLibrary)
+        L::own(*self.0).ok_or(OtherLibrary)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 const OURS: &str = include_str!("../Cargo.lock");
-const WORKSPACE: &str = include_str!("../../../Cargo.lock");
+const WORKSPACE: &str = include_str!("../../../../Cargo.lock");
 
 /// The packages of CubeCL that the workspace has in another version, in words.
 pub fn differing() -> Vec<String> {

@@ -69,7 +69,7 @@ pub struct Launched {
     pub source: Result<String, String>,
 }
 
-/// What was launched, in order.
+/// The launches, in order.
 type Launches = Arc<Mutex<Vec<Launched>>>;
 
 /// The server of such a device.

@@ -7,7 +7,7 @@ use std::{
 };
 
 /// The folder of the source.
-const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../spipe-exec/src");
+const SOURCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../src");
 
 /// The paths of all functions with `#[cube(launch, …)]`, `nn::fused::rotary::turn`.
 ///
