@@ -2,8 +2,8 @@
 
 use super::Executor;
 use std::{any::Any, ptr::NonNull};
+
 /// Keeps pages pinned until it is dropped.
-/// What keeps pages pinned until it is dropped.
 pub(crate) type Lock = Box<dyn Any + Send + Sync>;
 
 /// Pins a range of addresses, or says why the driver refuses.
