@@ -47,7 +47,7 @@ class Bench:
     def plan(self, system: str) -> str:
         path = self.path(f"{system}.plan.json")
         self.spipe("plan", "--model", self.options.model, "--hardware", self.path("machine.toml"), "--system", system, "--precision", "bf16",
-                   "--global-batch", 4, "--microbatch", 1, "--materialised-attention", "--time-limit", "5s", "-o", path)  # fmt: skip
+                   "--global-batch", 2, "--microbatch", 1, "--materialised-attention", "--time-limit", "5s", "-o", path)  # fmt: skip
         return path
 
     def train(self, plan: str, steps: int) -> dict:
