@@ -42,15 +42,16 @@ fn setups(precision: Precision) -> [Setup<'static>; 7] {
     ]
 }
 
+/// Widths of parameters and of gradients, with 32 bits of the latter beside `half`, and the share by which losses may
+/// differ.
+const fn widths(half: Precision) -> [(Precision, Option<GradientFormat>, f64); 4] {
+    [(Precision::Fp32, None, 1e-5), (Precision::Bf16, None, 2e-2), (Precision::Fp16, None, 2e-2), (half, WIDE, 2e-2)]
+}
+
 #[test]
 fn they_train_as_cores_do() {
     // In 16 bits the norm is summed in another order.
-    for (precision, gradients, share) in [
-        (Precision::Fp32, None, 1e-5),
-        (Precision::Bf16, None, 2e-2),
-        (Precision::Fp16, None, 2e-2),
-        (Precision::Bf16, WIDE, 2e-2),
-    ] {
+    for (precision, gradients, share) in widths(Precision::Bf16) {
         for setup in setups(precision).map(|setup| Setup { gradients, ..setup }) {
             let options = Setup::options(Backend::Ndarray, 6);
             let (ours, theirs) = (train(&setup, &options, &DISCRETE), train(&setup, &options, &Hooks::NONE));
@@ -81,12 +82,7 @@ fn checkpoints_hold_what_is_in_their_memory() {
 /// Norms of such devices are summed in f32.
 #[test]
 fn they_clip_as_cores_do() {
-    for (precision, gradients, share) in [
-        (Precision::Fp32, None, 1e-5),
-        (Precision::Bf16, None, 2e-2),
-        (Precision::Fp16, None, 2e-2),
-        (Precision::Fp16, WIDE, 2e-2),
-    ] {
+    for (precision, gradients, share) in widths(Precision::Fp16) {
         for setup in setups(precision).map(|setup| Setup { gradients, ..setup }) {
             let options = Setup::options(Backend::Ndarray, 6);
             let losses = |clip_norm, hooks| train(&Setup { clip_norm, ..setup.clone() }, &options, hooks).losses;
