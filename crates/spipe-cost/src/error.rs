@@ -25,4 +25,28 @@ pub enum CostError {
         /// The machine's name.
         hardware: String,
     },
+    /// The replicas of a mesh would differ in microbatches.
+    #[error("{microbatches} microbatches cannot be divided evenly among {data} replicas")]
+    Replicas {
+        /// The microbatches of the iteration.
+        microbatches: u64,
+        /// The replicas.
+        data: u64,
+    },
+    /// A team cannot share a layer.
+    #[error("layer `{layer}` cannot be divided among {tensor} devices")]
+    Team {
+        /// The layer's name.
+        layer: String,
+        /// The members of a team.
+        tensor: u64,
+    },
+    /// Two devices that exchange data have no route between them.
+    #[error("`{from}` and `{to}` are not connected")]
+    Apart {
+        /// One end.
+        from: String,
+        /// The other.
+        to: String,
+    },
 }

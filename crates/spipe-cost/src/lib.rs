@@ -22,6 +22,8 @@
 //! its gradients and its optimizer's state: full training, frozen layers, adapters and quantised bases
 //! are rows of one table.
 //!
+//! Under a [`Mesh`], the figures of a device are those of each member of the team that it leads.
+//!
 //! [`Parallelism`] is the baseline without a pipeline: tensor and data parallelism over the
 //! machine's GPUs.
 //!
@@ -30,13 +32,16 @@
 
 mod added;
 mod bound;
+mod collectives;
 mod data;
+mod divided;
 mod error;
 mod formats;
 mod groups;
 mod launches;
 mod lengths;
 mod memory;
+mod mesh;
 mod optimizer;
 mod parallel;
 mod roofline;
@@ -48,12 +53,14 @@ mod words;
 mod workload;
 
 pub use bound::{BOUND_ROUNDING, layer_time, least_iteration, least_time};
+pub use collectives::Rings;
 pub use data::{DataShape, PaddingShare};
 pub use error::CostError;
 pub use formats::{Base, BaseFormat, Formats, GradientFormat, Master, StateFormat};
 pub use groups::{Group, Training, groups};
 pub use lengths::{LengthShare, Lengths};
 pub use memory::LayerMemory;
+pub use mesh::{Mesh, Sharding, Team};
 pub use optimizer::{ADAMW_STEP_BYTES, Optimizer};
 pub use parallel::{ParallelCost, ParallelError, Parallelism, all_reduce};
 pub use table::{CostTable, LayerTime, Source};

@@ -21,6 +21,8 @@ pub struct LayerMemory {
     pub gradients: Bytes,
     /// The optimizer's state, including master copies; zero for a frozen layer.
     pub optimizer: Bytes,
+    /// The part of that state which replicas that divide it hold all the same: copies of gradients.
+    pub undivided: Bytes,
     /// The parameters of another layer that it also uses; held here too if that layer is elsewhere.
     pub tied_parameters: Bytes,
     /// The gradients of those parameters from this use; zero if that layer is frozen.
@@ -100,11 +102,11 @@ impl LayerMemory {
         let groups = groups(layer, workload, precision);
         let sum = |part: &dyn Fn(&Group) -> Bytes| groups.iter().map(part).sum::<Bytes>();
         let gradients = sum(&|group| group.training.map_or(Bytes::ZERO, |training| training.gradients));
+        let copied =
+            |group: &Group| group.training.map_or(Bytes::ZERO, |_| Bytes::new(group.parameters.saturating_mul(copies)));
         let state = |group: &Group| {
-            let held = |training: crate::Training| {
-                training.state + training.casts + Bytes::new(group.parameters.saturating_mul(copies))
-            };
-            group.training.map_or(Bytes::ZERO, held)
+            let own = group.training.map_or(Bytes::ZERO, |training| training.state + training.casts);
+            own + copied(group)
         };
         let workspace = match runtime.norms() {
             NormKernel::InPlace => layer.workspace_in_place(seen(layer, workload), precision, workload.attention),
@@ -136,6 +138,7 @@ impl LayerMemory {
             updated: sum(&|group| group.training.map_or(Bytes::ZERO, |_| group.bytes)),
             gradients: if in_backward { Bytes::ZERO } else { gradients },
             optimizer: sum(&state),
+            undivided: sum(&copied),
             tied_parameters: Bytes::ZERO,
             tied_gradients: Bytes::ZERO,
             cache,

@@ -15,11 +15,10 @@
 //! gradients once, after the last backward (Narayanan et al. 2021, arXiv 2104.04473, section
 //! 3.3.2). Nothing overlaps.
 
-use crate::{LayerMemory, Mode, Workload, memory::output, table};
-use spipe_base::{Bytes, DeviceId, LinkId, ParamsPerSecond, Seconds};
-use spipe_hardware::{CollectiveKind, CollectiveRates, Constant, Hardware, Runtime};
+use crate::{CostError, LayerMemory, Mode, Rings, Workload, memory::output, table};
+use spipe_base::{Bytes, DeviceId, ParamsPerSecond, Seconds};
+use spipe_hardware::{CollectiveKind, Hardware, Runtime};
 use spipe_model::{Layer, LayerKind, Model, Precision, Recompute};
-use std::collections::BTreeMap;
 
 /// The distribution of a model over GPUs without a pipeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,12 +106,8 @@ pub enum ParallelError {
     },
 }
 
-/// Returns the time of concurrent ring all-reduces of `bytes`, one in each of `groups`, with the
-/// rings in the given order. A ring of n devices takes 2(n−1) steps, each of which moves an n-th of
-/// the bytes. A step takes as long as the slowest hop, whose links carry the hops of all rings at
-/// once.
-///
-/// Under a runtime that asks for them, measured collectives of the machine count instead.
+/// Returns the time of concurrent ring all-reduces of `bytes`, one in each of `groups`, with the rings in the given
+/// order ([`Rings`]).
 ///
 /// # Errors
 /// If two neighbours of a ring are not connected.
@@ -120,37 +115,12 @@ pub fn all_reduce(hardware: &Hardware, groups: &[Vec<DeviceId>], bytes: Bytes) -
     if bytes == Bytes::ZERO {
         return Ok(Seconds::ZERO);
     }
-    let runtime = hardware.runtime();
-    let factor = runtime.constant(Constant::Links);
-    let count = groups.iter().map(Vec::len).max().filter(|_| runtime.collectives() == CollectiveRates::Measured);
-    let measured = count.and_then(|count| hardware.collective(CollectiveKind::AllReduce, count));
-    if let Some(measured) = measured {
-        return Ok(Seconds::s(measured.time(bytes).get() / factor));
-    }
-    let rings = groups.iter().filter(|group| group.len() > 1);
-    let hops = rings.flat_map(|group| {
-        let next = group.iter().cycle().skip(1);
-        group.iter().zip(next).map(|(from, to)| (group.len(), *from, *to))
-    });
-    let mut routes = Vec::new();
-    for (count, from, to) in hops {
-        let (here, there) = (&hardware.devices()[from], &hardware.devices()[to]);
-        let route = hardware.route(here.memory, there.memory);
-        let apart = || ParallelError::Apart { from: here.name.clone(), to: there.name.clone() };
-        routes.push((count, route.ok_or_else(apart)?));
-    }
-    let mut load: BTreeMap<LinkId, u64> = BTreeMap::new();
-    for link in routes.iter().flat_map(|(_, route)| &route.links) {
-        *load.entry(*link).or_insert(0) += 1;
-    }
-    let times = routes.iter().map(|(count, route)| {
-        let shared = |link: &LinkId| hardware.links()[*link].bandwidth.get() / load[link] as f64;
-        let cap = route.rate_cap.map(|cap| cap.get());
-        let rate = route.links.iter().map(shared).chain(cap).fold(f64::INFINITY, f64::min) * factor;
-        let step = route.latency + Seconds::s(bytes.as_f64() / *count as f64 / rate);
-        step * (2 * (count - 1)) as f64
-    });
-    Ok(times.fold(Seconds::ZERO, Seconds::max))
+    let rings = Rings::of(hardware, groups.iter().map(Vec::as_slice));
+    let rings = rings.map_err(|error| match error {
+        CostError::Apart { from, to } => ParallelError::Apart { from, to },
+        _ => ParallelError::Zero,
+    })?;
+    Ok(rings.time(CollectiveKind::AllReduce, bytes))
 }
 
 impl Parallelism {
@@ -261,15 +231,10 @@ impl Parallelism {
 
     /// Returns the number of reductions within a group for one microbatch of `layer`.
     fn reductions(&self, layer: &Layer, mode: Mode) -> u64 {
-        let (forward, backward) = match layer.kind {
-            LayerKind::Block(_) => (2, 2),
-            LayerKind::Embedding(_) => (1, 0),
-            LayerKind::Head(_) => (0, 1),
-            _ => (0, 0),
-        };
+        let [forward, backward] = reductions(layer, mode);
         let training = mode == Mode::Train;
         let again = if training && layer.needs_backward && self.recompute == Recompute::Full { forward } else { 0 };
-        forward + again + if training && layer.passes_gradient { backward } else { 0 }
+        forward + again + backward
     }
 
     /// Returns the sum of the state, the saved activations of one microbatch, the largest
@@ -289,8 +254,19 @@ impl Parallelism {
     }
 }
 
+/// Returns the reductions within a team in the forward and in the backward of one microbatch of `layer`.
+pub(crate) fn reductions(layer: &Layer, mode: Mode) -> [u64; 2] {
+    let [forward, backward] = match layer.kind {
+        LayerKind::Block(_) => [2, 2],
+        LayerKind::Embedding(_) => [1, 0],
+        LayerKind::Head(_) => [0, 1],
+        _ => [0, 0],
+    };
+    [forward, if mode == Mode::Train && layer.passes_gradient { backward } else { 0 }]
+}
+
 /// Returns the bytes that a layer reduces: its output, or for a head the gradient of its input.
-fn output_of(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
+pub(crate) fn output_of(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
     match layer.kind {
         LayerKind::Head(head) => Bytes::new(workload.longest_batch().tokens() * head.hidden * precision.bytes()),
         _ => output(layer, workload, precision),

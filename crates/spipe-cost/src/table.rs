@@ -1,9 +1,9 @@
 //! The cost table: computed once per kind of layer and device, and indexed by layer and device.
 
 use crate::{
-    CostError, LayerMemory, Mode, Workload,
+    CostError, LayerMemory, Mesh, Mode, Workload,
     added::Added,
-    compute_type,
+    compute_type, divided,
     launches::launches,
     memory::selected,
     roofline::{Roofline, UNFUSED},
@@ -78,11 +78,33 @@ pub struct CostTable {
     optimizer_launches: IdVec<DeviceId, Seconds>,
     storage: IdVec<DeviceId, Precision>,
     bandwidths: IdVec<DeviceId, BytesPerSecond>,
+    mesh: Mesh,
+    /// Whether programs have all replicas of the mesh, instead of one that stands for all.
+    shows_all: bool,
 }
 
 impl CostTable {
     /// Computes the table of `model` on `hardware` for `workload`.
     pub fn new(model: &Model, hardware: &Hardware, workload: &Workload) -> Result<Self, CostError> {
+        Self::on(model, hardware, workload, &Mesh::default())
+    }
+
+    /// Computes the table of `model` on the teams of `mesh` for `workload`. Its own workload is that of one replica,
+    /// and the figures of a device are those of each member of the team that it leads.
+    ///
+    /// # Errors
+    /// The sizes of the workload, a layer that no device can run, and what the mesh does not divide.
+    pub fn on(model: &Model, hardware: &Hardware, workload: &Workload, mesh: &Mesh) -> Result<Self, CostError> {
+        if mesh.is_single() {
+            return Self::of_whole(model, hardware, workload);
+        }
+        workload.check()?;
+        let each = mesh.microbatches_of_each(workload.microbatches)?;
+        divided::table((model, hardware), &Workload { microbatches: each, ..*workload }, mesh)
+    }
+
+    /// Computes the table without a mesh.
+    pub(crate) fn of_whole(model: &Model, hardware: &Hardware, workload: &Workload) -> Result<Self, CostError> {
         workload.check()?;
         let mut kinds = BTreeMap::new();
         let mut table = Self {
@@ -111,6 +133,8 @@ impl CostTable {
                 .collect(),
             storage: hardware.devices().iter().map(|device| storage(device, workload.precision)).collect(),
             bandwidths: hardware.devices().iter().map(|device| device.memory_bandwidth).collect(),
+            mesh: Mesh::default(),
+            shows_all: false,
         };
         for (id, layer) in model.layers().enumerate() {
             let passes = (layer.trains, layer.needs_backward, layer.passes_gradient);
@@ -148,9 +172,72 @@ impl CostTable {
         Ok(())
     }
 
-    /// Returns the workload.
+    /// Replaces the times of each kind of layer on each device, given one layer of the kind.
+    pub(crate) fn each_time(&mut self, change: impl Fn(LayerId, LayerTime) -> LayerTime) {
+        for (kind, row) in self.times.iter_mut().enumerate() {
+            let Some((layer, _)) = self.kind_of.enumerate().find(|(_, of)| **of == kind) else { continue };
+            row.iter_mut().flatten().for_each(|time| *time = change(layer, *time));
+        }
+    }
+
+    /// Replaces the memory of each kind of layer on each device, given one layer of the kind.
+    pub(crate) fn each_memory(&mut self, change: impl Fn((LayerId, DeviceId), LayerMemory) -> LayerMemory) {
+        for (kind, row) in self.memories.iter_mut().enumerate() {
+            let Some((layer, _)) = self.kind_of.enumerate().find(|(_, of)| **of == kind) else { continue };
+            row.iter_mut().enumerate().for_each(|(at, memory)| *memory = change((layer, at.into()), *memory));
+        }
+    }
+
+    /// Divides the parameters that a device steps.
+    pub(crate) fn divide_steps(&mut self, parts: u64) {
+        self.trained.iter_mut().for_each(|trained| *trained = trained.div_ceil(parts));
+    }
+
+    pub(crate) fn set_mesh(&mut self, mesh: &Mesh) {
+        self.mesh = mesh.clone();
+    }
+
+    /// Returns the workload of one replica.
     pub fn workload(&self) -> &Workload {
         &self.workload
+    }
+
+    /// Returns the workload of all replicas.
+    pub fn whole_workload(&self) -> Workload {
+        Workload { microbatches: self.workload.microbatches * self.mesh.data(), ..self.workload }
+    }
+
+    /// Returns the mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Returns the same table for programs that have all replicas of the mesh, instead of one that stands for all.
+    #[must_use]
+    pub fn showing_all(self) -> Self {
+        Self { shows_all: true, ..self }
+    }
+
+    /// Whether programs have all replicas of the mesh.
+    pub const fn shows_all(&self) -> bool {
+        self.shows_all
+    }
+
+    /// Returns the table of a machine whose devices are `devices` of this table's, in this order: leads of teams, without
+    /// their members and the other replicas.
+    pub fn restricted_to(&self, devices: &[DeviceId]) -> Self {
+        let at = |device: &DeviceId| device.index();
+        Self {
+            times: self.times.iter().map(|row| devices.iter().map(|device| row[at(device)]).collect()).collect(),
+            memories: self.memories.iter().map(|row| devices.iter().map(|device| row[at(device)]).collect()).collect(),
+            optimizer_rates: devices.iter().map(|device| self.optimizer_rates[*device]).collect(),
+            steps: devices.iter().map(|device| self.steps[*device]).collect(),
+            optimizer_launches: devices.iter().map(|device| self.optimizer_launches[*device]).collect(),
+            storage: devices.iter().map(|device| self.storage[*device]).collect(),
+            bandwidths: devices.iter().map(|device| self.bandwidths[*device]).collect(),
+            mesh: self.mesh.of_leads(devices),
+            ..self.clone()
+        }
     }
 
     /// Iterates over the layers in model order.
@@ -194,8 +281,8 @@ impl CostTable {
         self.parameters[layer]
     }
 
-    /// Returns the number of trained parameters of `layer`: its own unless it is frozen, and those of its
-    /// adapters.
+    /// Returns the number of trained parameters of `layer` that a device steps: its own unless it is frozen, and those of
+    /// its adapters.
     pub fn trained_parameters(&self, layer: LayerId) -> u64 {
         self.trained[layer]
     }

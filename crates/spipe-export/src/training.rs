@@ -31,6 +31,14 @@ impl Training {
             faults.push(Diagnostic::error(format!("the plan has {what}, which this export does not have")).hint(hint));
         };
         let workload = context.workload();
+        match [context.mesh().tensor(), context.mesh().data()] {
+            [1, 1] => {}
+            [1, data] => refuse(&format!("{data} replicas of a pipeline"), "plan with `option data-parallel 1`"),
+            [tensor, _] => {
+                let what = format!("teams of {tensor} devices that share layers");
+                refuse(&what, "plan with `option tensor-parallel 1`");
+            }
+        }
         if !workload.recompute_ops.is_empty() {
             let what = format!("recomputed operations ({})", workload.recompute_ops);
             refuse(&what, "plan without `option recompute-ops`");

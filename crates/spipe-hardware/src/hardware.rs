@@ -156,6 +156,10 @@ impl Hardware {
         &self.memories
     }
 
+    pub(crate) fn memories_mut(&mut self) -> impl Iterator<Item = &mut Memory> {
+        self.memories.iter_mut()
+    }
+
     /// Returns the links: both directions of each link in file order, then the channels of each
     /// DRAM, then both directions of each drive.
     pub const fn links(&self) -> &IdVec<LinkId, Link> {

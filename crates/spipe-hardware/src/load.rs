@@ -73,6 +73,18 @@ impl Hardware {
         self.changed(file)
     }
 
+    /// Returns the same machine with the memory of its GPUs as large as those of `whole`, of which it is a part: a runtime
+    /// holds more on machines with several GPUs.
+    #[must_use]
+    pub fn with_gpu_memory_of(mut self, whole: &Self) -> Self {
+        for memory in self.memories_mut().filter(|memory| memory.kind == MemoryKind::Gpu) {
+            if let Some(other) = whole.memory(&memory.name) {
+                memory.reserved = whole.memories()[other].reserved;
+            }
+        }
+        self
+    }
+
     /// Returns the machine of another `file`, under the same runtime and with the same head-room.
     ///
     /// # Errors

@@ -18,7 +18,7 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The workload of the cost table.
+    /// The workload of the cost table: that of one replica.
     pub fn workload(&self) -> &Workload {
         self.cost.workload()
     }

@@ -25,19 +25,20 @@ mod file;
 mod footprint;
 mod knob;
 mod layout;
-mod mesh;
+mod mesh_file;
 mod options;
 mod placement;
 mod plan;
 mod preset;
 mod remarks;
+mod replicas;
 mod stage;
 mod stage_file;
 mod system;
 mod window;
 
 pub use answers::{Dealing, Exchange, GradientsLeave, Offload, OrderKind, Update, Vee};
-pub use check::{check, check_shape};
+pub use check::{check, check_mesh, check_shape};
 pub use context::Context;
 pub use drives::{
     keeps_parameters_on_drives, keeps_state_on_drives, uses_drives, with_activations_on, with_all_states_on_drives,
@@ -53,7 +54,7 @@ pub use footprint::{
 };
 pub use knob::Knob;
 pub use layout::{Layout, LayoutPart};
-pub use mesh::{FEWEST_RESIDENT, Mesh, MeshFile, Sharding, Team};
+pub use mesh_file::{FEWEST_RESIDENT, MeshFile};
 pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Placement};
 pub use plan::{
     EngineCommand, ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord,
@@ -63,6 +64,7 @@ pub use remarks::{
     Executed, beyond_execution, beyond_plain_training, contrast_remark, estimate_remark, fullness_remarks,
     hybrid_remarks, precision_remark, prompt_remark,
 };
+pub use spipe_cost::{Mesh, Sharding, Team};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
 pub use system::System;

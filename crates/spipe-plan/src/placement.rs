@@ -13,7 +13,8 @@ pub const FEWEST_OFFLOAD_SLOTS: u64 = 2;
 pub struct Placement {
     /// The preset that the answers fit: its name, and what its row leaves to the plan.
     pub system: System,
-    /// The replicas, and what is divided among them.
+    /// The replicas, and what is divided among them. On the mesh of a [`Context`](crate::Context), stages name the teams of
+    /// its first replica, and this one is the same or empty.
     pub mesh: Mesh,
     /// The order in which devices compute.
     pub order: OrderKind,
@@ -35,7 +36,7 @@ impl Placement {
         let preset = system.preset();
         Self {
             system,
-            mesh: Mesh { replicas: Vec::new(), sharding: preset.sharding },
+            mesh: Mesh { sharding: preset.sharding, ..Mesh::default() },
             order: preset.order,
             update: preset.update,
             gradients_leave: GradientsLeave::Complete,
@@ -109,6 +110,11 @@ impl Placement {
         matches!(self.mesh.sharding, Sharding::Parameters { .. })
     }
 
+    /// The mesh on whose teams the stages are; none where parameters are divided among replicas of the placement's own.
+    pub fn mesh_of_teams(&self) -> Mesh {
+        if self.shards_parameters() { Mesh::default() } else { self.mesh.clone() }
+    }
+
     /// The devices among which parameters are divided, one for each replica.
     pub fn replicas(&self) -> Vec<DeviceId> {
         self.mesh.replicas.iter().flatten().flatten().copied().collect()
@@ -125,8 +131,7 @@ impl Placement {
     /// The same placement with a replica on each of these devices.
     pub fn over(self, devices: impl IntoIterator<Item = DeviceId>) -> Self {
         let replicas = devices.into_iter().map(|device| vec![vec![device]]).collect();
-        let sharding = self.mesh.sharding;
-        Self { mesh: Mesh { replicas, sharding }, ..self }
+        Self { mesh: Mesh { replicas, ..self.mesh }, ..self }
     }
 
     /// The same placement with a replica on each of the machine's first `count` GPUs, or on all of them.

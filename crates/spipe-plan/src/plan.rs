@@ -1,8 +1,12 @@
 //! The checked plan and its parts.
 
-use crate::{Context, Placement, StageFootprint, check::check_at, footprint};
+use crate::{
+    Context, Placement, Stage, StageFootprint,
+    check::{check_at, check_mesh, undivided},
+    footprint,
+};
 use serde::{Deserialize, Serialize};
-use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, MemoryId, Position, StageId};
+use spipe_base::{Bytes, DeviceId, Faults, MemoryId, Position, StageId};
 use spipe_cost::{CostTable, Mode, Workload};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
@@ -153,8 +157,9 @@ impl Plan {
         workload: Workload,
         (placement, position): (Placement, &dyn Fn(StageId) -> Option<Position>),
     ) -> Result<Self, Faults> {
-        let cost =
-            CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;
+        let mesh = placement.mesh_of_teams();
+        check_mesh(&hardware, &mesh)?;
+        let cost = CostTable::on(&model, &hardware, &workload, &mesh).map_err(undivided)?;
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
         check_at(&context, &placement, position)?;
         Ok(Self { model, hardware, cost, placement, outcome: None, simulated_peaks: BTreeMap::new() })
@@ -174,7 +179,7 @@ impl Plan {
     /// Every fault of the placement under `runtime`.
     pub fn under(&self, runtime: Runtime) -> Result<Self, Faults> {
         let hardware = self.hardware.clone().under(runtime);
-        Self::new(self.model.clone(), hardware, *self.cost.workload(), self.placement.clone())
+        Self::new(self.model.clone(), hardware, self.cost.whole_workload(), self.placement.clone())
     }
 
     /// Whether predictions of the runtime's constants were never compared with measured runs of the system.
@@ -200,11 +205,16 @@ impl Plan {
     pub fn devices(&self) -> BTreeSet<DeviceId> {
         let (context, placement) = (self.context(), &self.placement);
         let shared = placement.shards_parameters();
-        let computing = placement.computing();
+        let computing = placement.computing_in(&context);
         let mut devices: BTreeSet<DeviceId> = computing.iter().copied().collect();
         let trains = context.workload().mode == Mode::Train;
-        for stage in placement.all_stages().filter(|stage| trains && context.trains(stage.layers)) {
-            match context.steps(stage) {
+        let run = |stage: &Stage| {
+            let runners = if shared { vec![stage.lead()] } else { context.runners(stage.lead()) };
+            runners.into_iter().map(|device| context.as_run_by(stage, device)).collect::<Vec<_>>()
+        };
+        let stages = placement.all_stages().filter(|stage| trains && context.trains(stage.layers));
+        for stage in stages.flat_map(run) {
+            match context.steps(&stage) {
                 own if own == stage.lead() => {}
                 // Each GPU's part is updated by the socket next to it.
                 _ if shared => devices.extend(computing.iter().filter_map(|gpu| {

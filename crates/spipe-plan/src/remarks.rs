@@ -59,7 +59,17 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
         parts.push("padded sequences or documents of different lengths".into());
     }
     parts.extend(repeated(context));
+    parts.extend(teams(context));
     planned_only(context, parts, executed)
+}
+
+fn teams(context: &Context<'_>) -> Option<String> {
+    let mesh = context.mesh();
+    match [mesh.tensor(), mesh.data()] {
+        [1, 1] => None,
+        [1, data] => Some(format!("{data} replicas")),
+        [tensor, _] => Some(format!("teams of {tensor} devices that share layers")),
+    }
 }
 
 fn repeated(context: &Context<'_>) -> Option<String> {

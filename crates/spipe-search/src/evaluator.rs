@@ -51,10 +51,20 @@ impl<'a> Evaluator<'a> {
         let tracks = simulation.trace.memories.iter().filter(|track| track.peak > Bytes::ZERO);
         let named = |track: &MemoryTrack| {
             let parts = simulation.parts.get(&track.name).into_iter().flatten();
-            let parts = parts.map(|(part, bytes)| ((*part).to_owned(), *bytes)).collect();
-            Some((self.context.hardware.memory(&track.name)?, (track.peak, parts)))
+            let parts: MemoryParts = parts.map(|(part, bytes)| ((*part).to_owned(), *bytes)).collect();
+            let memory = self.context.hardware.memory(&track.name);
+            let alike = memory.into_iter().flat_map(|memory| self.alike(memory));
+            alike.map(|memory| (memory, (track.peak, parts.clone()))).collect::<Vec<_>>()
         };
-        Ok(tracks.filter_map(named).collect())
+        Ok(tracks.flat_map(named).collect())
+    }
+
+    /// The memories of devices for which the one of `memory` stands in a program, with itself.
+    fn alike(&self, memory: MemoryId) -> Vec<MemoryId> {
+        let hardware = self.context.hardware;
+        let lead = hardware.memories()[memory].device.filter(|device| hardware.devices()[*device].is_gpu());
+        let shown = lead.map_or_else(Vec::new, |lead| self.context.shown_by(lead));
+        std::iter::once(memory).chain(shown.into_iter().map(|device| hardware.devices()[device].memory)).collect()
     }
 }
 

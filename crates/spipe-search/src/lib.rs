@@ -48,6 +48,7 @@ pub use request::{
     drives::DriveFor,
     layout::{Chosen, Conditions, conditions},
     machine::Machine,
+    meshes::{Degrees, Meshes},
     pins::{Pinned, Words},
     runtimes::{default_runtime, has_foreign_gpus, under},
     spelling::Spelling,

@@ -9,6 +9,7 @@ mod given;
 mod help;
 mod machine;
 mod market;
+mod mesh;
 mod model;
 mod pages;
 mod plan;
@@ -32,6 +33,7 @@ pub use market::{
     Catalogue, CatalogueCheck, CatalogueCompose, CatalogueList, CataloguePrice, CatalogueShow,
     Source as CatalogueSource,
 };
+pub use mesh::Mesh;
 pub use model::{Model, ModelImport, ModelMerge, ModelShow};
 pub use pages::{Completions, Schema};
 pub use plan::{Baseline, Plan, RecomputeChoice, TensorData, Unknown};

@@ -1,6 +1,6 @@
 //! The arguments of `spipe plan` and `spipe baseline`.
 
-use super::{DataOptions, Devices, Training};
+use super::{DataOptions, Devices, Mesh, Training};
 use clap::{Args as Group, Subcommand, ValueEnum};
 use serde::Serialize;
 use spipe_base::Seconds;
@@ -21,7 +21,8 @@ pub struct Plan {
     #[arg(long, conflicts_with_all = [
         "model", "component", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
         "materialised_attention", "freeze", "lora", "adapter", "base", "state", "gradients", "master", "optimizer_in_backward",
-        "packing", "bucketing", "padding", "lengths", "recompute_ops", "loss",
+        "packing", "bucketing", "padding", "lengths", "recompute_ops", "loss", "tensor_parallel", "sequence_parallel",
+        "pipeline_parallel", "data_parallel", "sharding",
     ])]
     pub improve: Option<String>,
     /// Tokens per sequence; the model's own if not given
@@ -72,6 +73,9 @@ pub struct Plan {
     /// keep their memory
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<Devices>,
+    /// The degrees of parallelism
+    #[command(flatten)]
+    pub mesh: Mesh,
     /// Runtime that executes the plan: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
     /// megatron, deepspeed) or a file; by default, for each system, the one that trains it on this machine
     #[arg(long)]

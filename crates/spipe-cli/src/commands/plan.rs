@@ -18,7 +18,7 @@ use spipe_base::Diagnostic;
 use spipe_hardware::Hardware;
 use spipe_plan::{OutcomeStatus, Placement, Plan, System};
 use spipe_search::{
-    Chosen, DriveFor, Found, Request, Watch, cores,
+    Chosen, DriveFor, Found, Meshes, Request, Watch, cores,
     questions::{self, Largest, Question},
     search, workloads,
 };
@@ -71,7 +71,9 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     let found = search(&request);
     bar.end();
     let mut found = found?;
-    let least = questions::least(&request, &found, watch.elapsed());
+    // The least memory is sought without teams.
+    let on_mesh = !found.plan.context().mesh().is_single();
+    let least = if on_mesh { Vec::new() } else { questions::least(&request, &found, watch.elapsed()) };
     if what.sensitivity {
         found = questions::with_gains(&request, found)?;
     }
@@ -118,8 +120,13 @@ fn request(
         Some(_) if microbatch == "auto" => vec![template],
         _ => workloads(template, global_batch, &microbatch)?,
     };
+    let inputs = (model.as_ref(), machine.hardware().as_ref());
+    let Meshes { all: meshes, systems, all_teams } =
+        what.mesh.degrees().chosen(inputs, &workloads, (&systems, spelling))?;
     Ok(Request {
         systems,
+        meshes,
+        all_teams,
         planner: what.planner.clone(),
         time_limit,
         effort: what.effort.map(Into::into),

@@ -36,8 +36,8 @@ impl Task {
             return Ok(Self {
                 model: context.model.clone(),
                 hardware: context.hardware.clone(),
-                template: *context.workload(),
-                global_batch: context.workload().global_batch(),
+                template: context.cost.whole_workload(),
+                global_batch: context.cost.whole_workload().global_batch(),
                 start: Some(plan.placement().clone()),
             });
         }

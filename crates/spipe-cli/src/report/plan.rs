@@ -60,8 +60,8 @@ fn error(known: &ExpectedError) -> String {
 /// The iteration, and the bound that holds for all plans.
 fn proof(found: &Found) -> String {
     let (solution, placement) = (&found.solution, found.plan.placement());
-    let rate =
-        found.plan.context().workload().tokens() as f64 * 1e3 / solution.simulated.to_ms().max(f64::MIN_POSITIVE);
+    let rate = found.plan.context().cost.whole_workload().tokens() as f64 * 1e3
+        / solution.simulated.to_ms().max(f64::MIN_POSITIVE);
     let fastest = found.fastest.map_or_else(String::new, |fastest| {
         format!(" (the fastest plan takes {fastest:.3}; this one has fewer runs of layers with different choices)")
     });

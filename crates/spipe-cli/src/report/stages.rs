@@ -12,9 +12,9 @@
 use crate::tables::{Named, table};
 use spipe_base::{
     DeviceId, LayerId, StageId,
-    readable::{count, follows, percent, range},
+    readable::{count, follows, percent, range, ranges},
 };
-use spipe_plan::{Context, Footprint, GradientsLeave, Knob, Plan, Stage, StageFootprint, Weights, footprint};
+use spipe_plan::{Context, Footprint, GradientsLeave, Knob, Plan, Stage, StageFootprint, Team, Weights, footprint};
 use spipe_search::questions::Least;
 
 /// The least number of stages that share a row although they are not consecutive: two are clearer
@@ -26,7 +26,7 @@ const FEWEST: usize = 3;
 pub fn human(plan: &Plan, least: &[Least]) -> String {
     let context = plan.context();
     let placement = plan.placement();
-    let workload = context.workload();
+    let workload = context.cost.whole_workload();
     let needs = footprint(&context, placement);
     let sharing = placement.replicas();
     let sharing = if placement.shards_parameters() { sharing.as_slice() } else { &[] };
@@ -70,7 +70,7 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
                 format!("\nEach GPU has a part of every stage; state and host are those of `{first}`.\n"),
             )
         }
-        _ => <(String, String)>::default(),
+        _ => on_mesh(&context),
     };
     let resident = Knob::Resident.of(placement).filter(|_| !sharing.is_empty());
     let resident = resident.map_or_else(String::new, |resident| format!(", {resident} stages resident"));
@@ -90,6 +90,34 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
         workload.seq_len,
         workload.precision,
         context.hardware.runtime().name(),
+    )
+}
+
+/// The mesh in the headline, and what rows then show.
+fn on_mesh(context: &Context<'_>) -> (String, String) {
+    let mesh = context.mesh();
+    if mesh.is_single() {
+        return Default::default();
+    }
+    let teams = match (mesh.tensor(), mesh.sequence) {
+        (1, _) => String::new(),
+        (tensor, false) => format!(" on teams of {tensor} GPUs"),
+        (tensor, true) => format!(" on teams of {tensor} GPUs, which divide sequences too"),
+    };
+    let replicas = match (mesh.data(), mesh.state_parts()) {
+        (1, _) => String::new(),
+        (data, 1) => format!(", {data} replicas"),
+        (data, _) => format!(", {data} replicas with a part of the optimizer each"),
+    };
+    let name = |device: &DeviceId| context.hardware.devices()[*device].name.as_str();
+    let row = |team: &Team| ranges(team.iter().map(name)).join("+");
+    let teams_of = |teams: &Vec<Team>| teams.iter().map(row).collect::<Vec<_>>().join(", ");
+    let shown = mesh.replicas.first().map(teams_of).unwrap_or_default();
+    (
+        format!("{teams}{replicas}"),
+        format!(
+            "\nStages are on the teams of the first replica ({shown}); rows name their first GPUs, and all members of all replicas hold as much.\n"
+        ),
     )
 }
 

@@ -54,6 +54,16 @@ impl Model {
         Self { name, source, architecture, layers, last_readers, ties, lora: None }
     }
 
+    /// The model of which each of `tensor` devices has a part of every layer ([`Layer::shard`]).
+    ///
+    /// # Errors
+    /// The first layer that cannot be divided.
+    pub fn shard(&self, tensor: u64) -> Result<Self, LayerId> {
+        let part = |(id, layer): (LayerId, &Layer)| layer.shard(tensor).ok_or(id);
+        let layers = self.layers.enumerate().map(part).collect::<Result<_, _>>()?;
+        Ok(Self { layers, ..self.clone() })
+    }
+
     /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.name

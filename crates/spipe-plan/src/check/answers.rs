@@ -38,10 +38,6 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
     } else {
         check_streamed(context, placement, faults);
     }
-    if !shards && !placement.mesh.replicas.is_empty() {
-        let message = "replicas run without sharded parameters in no Program yet";
-        faults.push(Diagnostic::error(message).hint("leave `replicas` out, or shard `parameters`"));
-    }
     if !streams && !placement.backward.is_empty() {
         let message = format!("the order `{order}` has no stages of the backward's own");
         faults.push(Diagnostic::error(message).hint("leave `backward` out, or use the order `rounds`"));

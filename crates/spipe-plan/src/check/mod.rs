@@ -4,12 +4,15 @@ mod answers;
 mod drives;
 mod found;
 mod memory;
+mod mesh;
 mod preset;
 mod sharded;
 mod streamed;
 
 use crate::{Context, Dealing, OrderKind, Placement, Stage, System, Update, Weights, staging};
 use found::Found;
+pub use mesh::check_mesh;
+pub(crate) use mesh::undivided;
 use spipe_base::{Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 
@@ -65,6 +68,7 @@ fn shape(
     check_dealing(context, placement, &mut faults);
     preset::check(placement, &mut faults);
     answers::check(context, placement, &mut faults);
+    mesh::check(context, placement, &mut faults);
     if placement.system.steps_on_host() || placement.update == Update::Delayed {
         check_steps(context, placement, &mut faults);
     }

@@ -18,8 +18,12 @@ pub(super) fn check(placement: &Placement, faults: &mut Found<'_>) {
 fn check_answers(placement: &Placement, faults: &mut Found<'_>) {
     let system = placement.system;
     let mut own = Placement::new(system, []);
+    // A mesh is an answer of its own; only the division of parameters belongs to a system.
+    if system.shards_parameters() || !placement.shards_parameters() {
+        own.mesh.clone_from(&placement.mesh);
+    }
     if system.shards_parameters() {
-        own.mesh.replicas.clone_from(&placement.mesh.replicas);
+        own.mesh.sharding = system.preset().sharding;
     }
     for knob in system.preset().free {
         knob.set(&mut own, knob.of(placement));

@@ -22,7 +22,7 @@ pub(crate) use stage::add;
 pub use stage::{Boundary, Footprint, StageFootprint, needed, offloaded_bytes, shard, stage_footprint};
 pub use streamed::{speculates, streamed_device_bytes, transient_boundaries, undo_log};
 
-use crate::{Context, Held, InFlight, OrderKind, Placement};
+use crate::{Context, Held, InFlight, OrderKind, Placement, Stage};
 use spipe_base::StageId;
 
 /// The bytes that `placement` needs in each memory, with the microbatches in flight of
@@ -47,5 +47,20 @@ pub fn footprint_with(context: &Context<'_>, placement: &Placement, held: &dyn F
         _ => pipeline::footprint(context, placement, held),
     };
     drives::move_states(context, placement, &mut memories);
-    memories
+    if context.mesh().is_single() { memories } else { on_all_runners(context, placement, memories) }
+}
+
+/// The needs of the first replica's leads, and the same of all devices that run their stages.
+fn on_all_runners(context: &Context<'_>, placement: &Placement, leads: Footprint) -> Footprint {
+    let stages: Vec<&Stage> = placement.all_stages().collect();
+    let mut all = Footprint::new();
+    for (memory, needs) in leads {
+        for (id, need) in needs {
+            let Some(lead) = stages.get(id.index()).map(|stage| stage.lead()) else { continue };
+            for device in context.runners(lead) {
+                add(&mut all, context.counterpart(memory, (lead, device)), (id, need));
+            }
+        }
+    }
+    all
 }

@@ -30,6 +30,7 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement, held: &dyn
         need.slots += waiting_slots(context, placement, stage, held[id]);
         need.slots += more_boundary_slots(context, placement, (stage, boundaries), held[id]);
         need.slots += moving.get(&id).copied().unwrap_or_default();
+        need.slots += reduced_parts(context, stage);
         need.state += tied_state(context, placement, stage);
         if gradients_leave(context, placement, stage) {
             need.state -= gradient_bytes(context, stage);
@@ -50,6 +51,20 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement, held: &dyn
     }
     add_gradient_slots(context, placement, &mut memories);
     memories
+}
+
+/// The part of a stage's gradients that a replica reduces for all, and the part of its parameters that it updates if the
+/// optimizer is divided.
+fn reduced_parts(context: &Context<'_>, stage: &Stage) -> Bytes {
+    let (data, parts) = (context.mesh().data(), context.mesh().state_parts());
+    if data == 1 || !context.trains(stage.layers) {
+        return Bytes::ZERO;
+    }
+    let sum = |part: fn(&LayerMemory) -> Bytes| -> u64 {
+        stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.lead())).get()).sum()
+    };
+    let updated = if parts > 1 { sum(|memory| memory.updated).div_ceil(parts) } else { 0 };
+    Bytes::new(sum(|memory| memory.gradients).div_ceil(data) + updated)
 }
 
 /// Sets the transient part of all stages of a device to zero, but for the first of the largest.
@@ -177,7 +192,9 @@ fn on_the_host(
         // The updated parameters, in the device's precision, wait here for their copy. A delayed
         // step uses the gradients of the iteration before while those of this one arrive.
         let gradients = if placement.update == Update::Delayed { 2 } else { 1 };
-        let held = |memory: &LayerMemory| memory.optimizer + memory.gradients * gradients + memory.updated;
+        // Of a divided state, each replica updates its part.
+        let part = |bytes: Bytes| Bytes::new(bytes.get().div_ceil(context.mesh().state_parts()));
+        let held = |memory: &LayerMemory| memory.optimizer + part(memory.gradients) * gradients + part(memory.updated);
         let state = stage.layers.iter().map(|layer| held(context.cost.memory(layer, stage.lead()))).sum();
         let need = StageFootprint { state, ..StageFootprint::default() };
         needs.push((context.hardware.devices()[socket].memory, need));

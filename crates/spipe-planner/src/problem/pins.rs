@@ -129,6 +129,37 @@ impl Pins {
         Ok(pins)
     }
 
+    /// The same pins where devices have other numbers; devices without a number are left out. `None` where a pin is left
+    /// no device.
+    pub fn renumbered(&self, number: impl Fn(usize) -> Option<usize>) -> Option<Self> {
+        let set = |devices: &BTreeSet<usize>| {
+            let left: BTreeSet<usize> = devices.iter().filter_map(|device| number(*device)).collect();
+            (!left.is_empty()).then_some(left)
+        };
+        let pin = |pin: &Pin| {
+            Some(match pin {
+                Pin::Layers(layers, devices) => Pin::Layers(*layers, set(devices)?),
+                Pin::Optimizer(layers, devices) => Pin::Optimizer(*layers, set(devices)?),
+                Pin::Host(layers, sockets) => Pin::Host(*layers, set(sockets)?),
+                Pin::Stage(stage, devices) => Pin::Stage(*stage, set(devices)?),
+                Pin::Stages(stages) => {
+                    let stage = |(device, layers): &(usize, LayerRange)| Some((number(*device)?, *layers));
+                    Pin::Stages(stages.iter().map(stage).collect::<Option<_>>()?)
+                }
+                Pin::Activations(..) | Pin::Streamed(..) | Pin::Knob(..) => pin.clone(),
+            })
+        };
+        let named = |named: &Named| Some(Named { words: named.words.clone(), pin: pin(&named.pin)? });
+        Self::new(&self.named.iter().map(named).collect::<Option<Vec<_>>>()?).ok()
+    }
+
+    /// The same pins where all of `layers` layers are on `devices`; `None` where a pin forbids it.
+    pub fn on_devices(&self, devices: BTreeSet<usize>, layers: usize) -> Option<Self> {
+        let all = LayerRange::new(0.into(), layers.checked_sub(1)?.into())?;
+        let own = Named { words: "the leads of teams".into(), pin: Pin::Layers(all, devices) };
+        Self::new(&[self.named.as_slice(), &[own]].concat()).ok()
+    }
+
     /// Returns, for each pin, its words and all pins except it.
     pub fn without_one(&self) -> impl Iterator<Item = (&str, Self)> {
         self.named.iter().enumerate().filter_map(|(index, pin)| {

@@ -1,10 +1,11 @@
 //! Flows: bytes over the routes of a machine, and the DRAM traffic of arithmetic.
 
 use crate::{Access, Flow, Lifetime, Share};
-use spipe_base::{Bytes, DeviceId, Diagnostic, MemoryId, Seconds, SimTime};
+use spipe_base::{Bytes, DeviceId, Diagnostic, LinkId, MemoryId, Seconds, SimTime};
 use spipe_hardware::DeviceKind;
 use spipe_model::Precision;
 use spipe_plan::Context;
+use std::sync::Arc;
 
 /// The work and the flows of an action.
 #[derive(Clone, Debug, Default)]
@@ -42,7 +43,8 @@ pub(super) fn read_for_norm(context: &Context<'_>, device: DeviceId, gradients: 
     Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, device, time, gradients) }
 }
 
-/// The flow of `bytes` between two memories.
+/// The flow of `bytes` between two memories. It passes a channel as often as the copies for which it stands: identical
+/// devices copy at the same time, and share the channel evenly.
 ///
 /// # Errors
 /// No route joins the memories.
@@ -52,13 +54,25 @@ pub(super) fn route(context: &Context<'_>, from: MemoryId, to: MemoryId, bytes: 
     let route = hardware
         .route(from, to)
         .ok_or_else(|| Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))))?;
+    let links = if context.mesh().is_single() { route.links.as_slice().into() } else { shared(context, [from, to]) };
     Ok(Flow {
-        route: route.links.as_slice().into(),
+        route: links,
         latency: SimTime::from_seconds(route.latency),
         bytes,
         rate_cap: route.rate_cap,
         share: Share::default(),
     })
+}
+
+/// The channels of a copy, each as often as the copies for which it stands pass it.
+fn shared(context: &Context<'_>, ends: [MemoryId; 2]) -> Arc<[LinkId]> {
+    let links = |[from, to]: [MemoryId; 2]| {
+        let route = context.hardware.route(from, to).filter(|_| from != to);
+        route.map(|route| route.links.clone()).unwrap_or_default()
+    };
+    let all: Vec<LinkId> = context.copies(ends).into_iter().flat_map(links).collect();
+    let passed = |link: &LinkId| all.iter().filter(|other| *other == link).count();
+    links(ends).iter().flat_map(|link| std::iter::repeat_n(*link, passed(link).max(1))).collect()
 }
 
 /// The flow of a copy with the given accesses. If it reads a buffer that it also writes, the bytes

@@ -8,7 +8,7 @@ use spipe_plan::{Context, Placement};
 /// A builder with the machine's memories, devices and channels, under the machine's own ids.
 pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
     let (model, hardware, workload) = (context.model, context.hardware, context.workload());
-    let participants = placement.computing();
+    let participants = placement.computing_in(context);
     let used = |device| participants.contains(&device);
     let notes = hardware
         .devices()
@@ -21,11 +21,11 @@ pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBu
     let mut builder = ProgramBuilder::new(Shape {
         name: format!("{} of {} on {}", placement.name(), model.name(), hardware.name()),
         layers: model.layers().len(),
-        microbatches: workload.microbatches,
+        microbatches: workload.microbatches * if context.cost.shows_all() { context.mesh().data() } else { 1 },
         training: workload.mode == Mode::Train,
         without_backward: context.cost.without_backward(),
         feeds_back: context.feeds_back(),
-        tokens: Some(workload.tokens()),
+        tokens: Some(context.cost.whole_workload().tokens()),
         notes,
     });
     for memory in hardware.memories() {

@@ -1,6 +1,7 @@
 //! Lowering: from a placement to a program.
 
 mod bare;
+mod collectives;
 mod drives;
 mod flows;
 mod machine;
@@ -25,6 +26,23 @@ use spipe_plan::{Context, OrderKind, Placement};
 /// # Errors
 /// The faults of the system's options, and missing routes.
 pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
+    of_one(context, placement)
+}
+
+/// The same with all replicas of the mesh, where [`lower`] has one that stands for all: identical replicas take the same
+/// time.
+///
+/// # Errors
+/// The same as for [`lower`].
+pub fn lower_all_replicas(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
+    if context.mesh().data() == 1 {
+        return of_one(context, placement);
+    }
+    let table = context.cost.clone().showing_all();
+    of_one(&Context { cost: &table, ..*context }, placement)
+}
+
+fn of_one(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     match placement.order {
         _ if placement.shards_parameters() => sharded::lower(context, placement),
         OrderKind::Rounds(_) => streamed::lower(context, placement),

@@ -122,6 +122,19 @@ impl Order {
         next.is_some() && self.overlapped.get(first) == next
     }
 
+    /// The same order on as many devices, stages and microbatches again, `times` times in all.
+    pub(crate) fn repeated(&self, times: usize) -> Self {
+        let (stages, microbatches) = (self.stages(), self.microbatches());
+        let turn = |turn: usize| {
+            let moved = move |token: &Token| {
+                let (stage, microbatch) = (token.stage.index(), token.microbatch.index());
+                Token::new(stage + turn * stages, token.pass, microbatch + turn * microbatches)
+            };
+            self.devices.iter().map(move |tokens| tokens.iter().map(moved).collect::<Vec<_>>())
+        };
+        Self::new((0..times).flat_map(turn).collect())
+    }
+
     /// The tokens of each device.
     pub fn devices(&self) -> &[Vec<Token>] {
         &self.devices

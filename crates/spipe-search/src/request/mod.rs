@@ -4,6 +4,7 @@
 //! workloads   a batch in equal microbatches      systems    the systems by name
 //! pins        conditions in words                layout     conditions in Megatron's notation, and both together
 //! drives      the drives that are named          watch      the record of a running search
+//! meshes      degrees of parallelism
 //! machine     the machine under the runtimes     runtimes   what executes a plan by default
 //! spelling    the words for settings in messages
 //! ```
@@ -11,6 +12,7 @@
 pub mod drives;
 pub mod layout;
 pub mod machine;
+pub mod meshes;
 pub mod pins;
 pub mod runtimes;
 pub mod spelling;
@@ -23,7 +25,7 @@ use machine::Machine;
 use spelling::Spelling;
 use spipe_cost::Workload;
 use spipe_model::Model;
-use spipe_plan::{Placement, System};
+use spipe_plan::{Mesh, Placement, System};
 use spipe_planner::{Effort, Pins};
 use std::{
     sync::{Arc, atomic::AtomicBool},
@@ -51,6 +53,10 @@ pub struct Request {
     pub workloads: Vec<Workload>,
     /// The systems that are allowed.
     pub systems: Vec<System>,
+    /// The meshes to try; one without replicas and teams of several devices for the machine as it is.
+    pub meshes: Vec<Mesh>,
+    /// Whether plans use all teams of a mesh.
+    pub all_teams: bool,
     /// The name of the planner, one of [`spipe_planner::PLANNERS`].
     pub planner: String,
     /// The time limit.
@@ -90,6 +96,8 @@ impl Request {
             machine: machine.into(),
             workloads,
             systems: systems::current(),
+            meshes: vec![Mesh::default()],
+            all_teams: false,
             planner: PLANNER.into(),
             time_limit: TIME_LIMIT,
             effort: None,

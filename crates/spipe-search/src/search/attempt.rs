@@ -5,11 +5,13 @@ use super::{
     cases::{Case, ROUNDING, Results},
     drives::{self, Moved, OnDrives, RefusedOnDrives},
     found::{End, Ended, Found, gap},
+    on_mesh::{Evaluated, OnMesh},
     readable, refusal,
     watched::Watched,
 };
 use crate::{error::SearchError, request::Request, setting::Setting};
 use spipe_base::{Diagnostic, SimTime};
+use spipe_cost::CostError;
 use spipe_plan::{Context, OutcomeStatus, Placement, System};
 use spipe_planner::{Claim, Effort, Options, PlanError, Planner, Problem, Solution};
 use std::{
@@ -203,9 +205,10 @@ impl Search<'_> {
     /// starts from the fastest plan alone.
     fn with_effort(&mut self, effort: Effort) -> Result<(), PlanError> {
         let request = self.request;
-        let bound = |case: &Case| {
-            Setting::new(&request.model, &case.hardware, &case.workload)
-                .map_or(SimTime::ZERO, |setting| spipe_cost::least_iteration(setting.table(), setting.hardware()))
+        let least = |setting: &Setting| spipe_cost::least_iteration(setting.table(), setting.hardware());
+        let bound = |case: &Case| match case.mesh.is_single() {
+            true => Setting::new(&request.model, &case.hardware, &case.workload).map_or(SimTime::ZERO, |it| least(&it)),
+            false => self.on_mesh(case).map_or(SimTime::ZERO, |teams| least(&teams.leads)),
         };
         let mut order: Vec<(SimTime, Case)> = self.cases.iter().map(|case| (bound(case), case.clone())).collect();
         order.sort_by_key(|(bound, _)| *bound);
@@ -339,16 +342,30 @@ impl Search<'_> {
         }
     }
 
+    /// The teams of a case.
+    fn on_mesh(&self, case: &Case) -> Result<OnMesh, PlanError> {
+        let mesh = (case.mesh.as_ref(), self.request.all_teams);
+        OnMesh::new((&self.request.model, &case.hardware), &case.workload, mesh).map_err(|error| without_table(&error))
+    }
+
+    /// The best plan on the teams of a mesh.
+    fn one_mesh(&self, case: &Case, options: Options) -> Result<Solution, PlanError> {
+        let (request, teams) = (self.request, self.on_mesh(case)?);
+        let Some(pins) = teams.pins(&options.pins) else { return Err(no_pinned(request)) };
+        let (evaluator, watch) = (teams.real.evaluator(), request.watch.as_deref());
+        let evaluated = Evaluated { teams: &teams, evaluator, watch, workload: case.workload };
+        let options = Options { pins, start: None, ..options };
+        let found = self.solved((teams.leads.context(), &case.systems), options, &evaluated)?;
+        Ok(Solution { placement: teams.placement(&found.placement), ..found })
+    }
+
     fn one_case(&self, case: &Case, options: Options) -> Result<Solution, PlanError> {
         let request = self.request;
-        let setting = |hardware| {
-            Setting::new(&request.model, hardware, &case.workload).map_err(|error| PlanError::Infeasible {
-                reason: error.to_string(),
-                hint: "add its times for one of the devices to the model file".into(),
-                missing: None,
-                certain: true,
-            })
-        };
+        if !case.mesh.is_single() {
+            return self.one_mesh(case, options);
+        }
+        let setting =
+            |hardware| Setting::new(&request.model, hardware, &case.workload).map_err(|error| without_table(&error));
         let (searched, watch) = (setting(&case.hardware)?, request.watch.as_deref());
         let (workload, problem) = (case.workload, (searched.context(), case.systems.as_slice()));
         let Some(OnDrives { machine, named, refused }) = self.on_drives else {
@@ -381,6 +398,15 @@ impl Search<'_> {
             planner.plan(&problem)
         }
     }
+}
+
+/// The refusal of a case whose costs cannot be computed.
+fn without_table(error: &CostError) -> PlanError {
+    let hint = match error {
+        CostError::Nowhere { .. } => "add its times for one of the devices to the model file",
+        _ => "use other degrees of parallelism",
+    };
+    PlanError::Infeasible { reason: error.to_string(), hint: hint.into(), missing: None, certain: true }
 }
 
 /// The refusal of pins that no allowed system can satisfy, with any amount of memory.

@@ -22,7 +22,7 @@ pub fn least_memory(request: &Request, found: Seen) -> Seen {
     if !placement.stages.iter().all(resident) {
         return found;
     }
-    let Ok(setting) = Setting::new(&request.model, request.machine.of(placement.system), workload) else {
+    let Ok(setting) = Setting::of(&request.model, request.machine.of(placement.system), workload, placement) else {
         return found;
     };
     if beyond_plain_training(&setting.context()).is_none() {

@@ -1,11 +1,14 @@
 //! The cases of a search: each size of microbatches under each runtime, with their results so far.
 
 use super::{found::gap, refusal::missing};
-use crate::{request::Request, setting::Setting};
+use crate::{
+    request::{Request, meshes},
+    setting::Setting,
+};
 use spipe_base::SimTime;
 use spipe_cost::Workload;
 use spipe_hardware::Hardware;
-use spipe_plan::{OutcomeStatus, Placement, System};
+use spipe_plan::{Mesh, OutcomeStatus, Placement, System};
 use spipe_planner::{Considered, PlanError, Solution};
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -21,30 +24,43 @@ pub(super) struct Case {
     pub hardware: Arc<Hardware>,
     /// The systems that the pins suit; never empty.
     pub systems: Vec<System>,
+    /// The teams on which stages are placed.
+    pub mesh: Arc<Mesh>,
+    /// The number of the mesh.
+    number: usize,
 }
 
-/// The size of microbatches and the first system: cases of a size have no system in common.
-type Key = (u64, Option<System>);
+/// The size of microbatches, the first system and the number of the mesh: cases of a size on one mesh have no system in
+/// common.
+type Key = (u64, Option<System>, usize);
 
 impl Case {
     /// The cases of a request, by size of microbatches.
     pub fn all(request: &Request) -> Vec<Self> {
-        let suited: Vec<System> = request.systems.iter().copied().filter(|system| request.pins.suit(*system)).collect();
-        let of_size = |workload: &Workload| {
-            let workload = *workload;
-            let runtimes = request.machine.among(&suited).into_iter();
-            runtimes.map(move |(hardware, systems)| Self { workload, hardware, systems })
-        };
-        request.workloads.iter().flat_map(of_size).collect()
+        let mut all = Vec::new();
+        for (number, mesh) in request.meshes.iter().cloned().map(Arc::new).enumerate() {
+            let suits = |system: &System| request.pins.suit(*system) && meshes::suits(*system, &mesh);
+            let suited: Vec<System> = request.systems.iter().copied().filter(suits).collect();
+            for workload in request.workloads.iter().filter(|of| of.microbatches.is_multiple_of(mesh.data())) {
+                let runtimes = request.machine.among(&suited).into_iter();
+                all.extend(runtimes.map(|(hardware, systems)| {
+                    let mesh = Arc::clone(&mesh);
+                    Self { workload: *workload, hardware, systems, mesh, number }
+                }));
+            }
+        }
+        all
     }
 
     fn key(&self) -> Key {
-        (self.workload.microbatch, self.systems.first().copied())
+        (self.workload.microbatch, self.systems.first().copied(), self.number)
     }
 
     /// Whether a solution with this workload is one of the case.
     fn has(&self, (workload, solution): &(Workload, Solution)) -> bool {
-        workload.microbatch == self.workload.microbatch && self.systems.contains(&solution.placement.system)
+        let placement = &solution.placement;
+        let here = workload.microbatch == self.workload.microbatch && placement.mesh_of_teams() == *self.mesh;
+        here && self.systems.contains(&placement.system)
     }
 }
 
@@ -77,7 +93,10 @@ impl Results {
     pub fn keep_start(&mut self, request: &Request, cases: &[Case]) {
         let Some(placement) = &request.start else { return };
         for case in cases.iter().filter(|case| case.systems.contains(&placement.system)) {
-            let Ok(setting) = Setting::new(&request.model, &case.hardware, &case.workload) else { continue };
+            if placement.mesh_of_teams() != *case.mesh {
+                continue;
+            }
+            let Ok(setting) = Setting::on(&request.model, &case.hardware, &case.workload, &case.mesh) else { continue };
             if !request.pins.allow(&setting.context(), placement) {
                 continue;
             }
@@ -124,7 +143,8 @@ impl Results {
     pub fn considered(&self, cases: &[Case]) -> Vec<Considered> {
         let Some(best) = &self.best else { return Vec::new() };
         let mut all = Vec::new();
-        for case in cases.iter().filter(|case| case.workload.microbatch == best.0.microbatch) {
+        let mesh = best.1.placement.mesh_of_teams();
+        for case in cases.iter().filter(|case| case.workload.microbatch == best.0.microbatch && *case.mesh == mesh) {
             let Some(known) = self.known.get(&case.key()) else { continue };
             let by_system = if case.has(best) { &best.1.considered } else { &known.considered };
             all.extend(by_system.iter().map(|one| {
@@ -257,7 +277,7 @@ mod tests {
             ..Workload::PLAIN
         };
         let systems = vec![System::GpuOnly];
-        let case = Case { workload, hardware, systems };
+        let case = Case { workload, hardware, systems, mesh: Arc::default(), number: 0 };
         let mut results = Results::default();
         assert!(results.take((&case, false), Err(cut_short())).is_ok());
         let larger = Case { workload: Workload { microbatch: 2, ..workload }, ..case.clone() };
@@ -293,7 +313,13 @@ mod tests {
     fn systems_under_another_runtime_are_told_beside_the_best_plan() {
         let (_, text) = spipe_hardware::shipped().iter().find(|(name, _)| *name == "one-gpu").unwrap();
         let hardware: Arc<Hardware> = Hardware::from_toml("one-gpu", text).unwrap().into();
-        let of = |system| Case { workload: Workload::PLAIN, hardware: Arc::clone(&hardware), systems: vec![system] };
+        let of = |system| Case {
+            workload: Workload::PLAIN,
+            hardware: Arc::clone(&hardware),
+            systems: vec![system],
+            mesh: Arc::default(),
+            number: 0,
+        };
         let cases = [of(System::GpuOnly), of(System::ZeroOffload)];
         let one = |system, simulated| {
             vec![Considered { system, bound: Some(SimTime::ns(1)), simulated, skipped: false, examined: 1 }]

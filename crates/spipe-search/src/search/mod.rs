@@ -15,6 +15,7 @@ mod cases;
 mod drives;
 pub mod fits;
 pub mod found;
+mod on_mesh;
 mod readable;
 mod refusal;
 pub mod remedies;

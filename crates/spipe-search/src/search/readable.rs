@@ -28,7 +28,7 @@ pub fn easiest(
     let most = baseline.map_or(most, |baseline| most.min(baseline)).max(fastest.0);
     let (simulated, workload, placement) = watch.plans(most).into_iter().next().unwrap_or(fastest);
     let hardware = request.machine.of(placement.system);
-    let Ok(setting) = Setting::new(&request.model, hardware, &workload) else {
+    let Ok(setting) = Setting::of(&request.model, hardware, &workload, &placement) else {
         return (simulated, workload, placement);
     };
     let evaluator = setting.evaluator();

@@ -24,8 +24,8 @@ impl PipelineLowering<'_> {
     pub(super) fn out(&mut self, stage: StageId, microbatch: MicrobatchId, forward: bool) -> Option<BufferId> {
         let here = &self.stations[stage];
         let (content, bytes) = if forward {
-            let last = stage.index() + 1 == self.stations.len();
-            (!last).then_some((Content::Activation(here.stage.layers.last(), microbatch), here.output))?
+            (!self.is_last(stage))
+                .then_some((Content::Activation(here.stage.layers.last(), microbatch), here.output))?
         } else {
             let before = here.stage.layers.first().index().checked_sub(1).filter(|_| here.passes_gradient)?;
             (Content::Gradient(LayerId::from(before), microbatch), here.input)

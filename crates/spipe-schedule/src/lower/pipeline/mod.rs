@@ -5,6 +5,7 @@ mod boundary;
 mod gradients;
 mod offload;
 mod optimizer;
+mod replicas;
 mod station;
 mod tied;
 
@@ -26,7 +27,7 @@ use tied::Borrowed;
 
 /// The program of a pipeline.
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
-    let order = order_of(context, placement)?;
+    let order = order_of(context, placement)?.repeated(replicas::shown(context));
     let mut builder = machine(context, placement);
     PipelineLowering::new(context, placement, &order, &mut builder).run(&order)?;
     builder.build()
@@ -38,6 +39,8 @@ type Key = (StageId, MicrobatchId);
 struct PipelineLowering<'a> {
     context: &'a Context<'a>,
     builder: &'a mut ProgramBuilder,
+    /// The stages of a replica. Those of the next replicas follow.
+    of_replica: usize,
     /// The slots of a boundary on either side: 2 is double buffering.
     slots: usize,
     stations: IdVec<StageId, Station>,
@@ -57,6 +60,10 @@ struct PipelineLowering<'a> {
     backwards: Vec<Done>,
     /// By stage, the number of microbatches in the accumulated gradients.
     accumulated: Vec<u32>,
+    /// By stage, its gradients once they are reduced over several replicas.
+    reduced: BTreeMap<StageId, Access>,
+    /// By stage, the part of its parameters that its replica has updated, where each has a part of the optimizer.
+    updated: BTreeMap<StageId, Access>,
     /// The last optimizer step of each socket so far.
     last_steps: BTreeMap<DeviceId, ActionId>,
     /// Whether sockets order their optimizer steps by need.
@@ -86,13 +93,16 @@ struct Done {
 
 impl<'a> PipelineLowering<'a> {
     fn new(context: &'a Context<'a>, placement: &Placement, order: &Order, builder: &'a mut ProgramBuilder) -> Self {
-        let stations: IdVec<StageId, Station> =
-            placement.stages.ids().map(|id| Station::new(context, placement, id, builder)).collect();
+        let stations: IdVec<StageId, Station> = replicas::stages(context, placement)
+            .into_iter()
+            .map(|(id, stage)| Station::new(context, placement, (id, stage), builder))
+            .collect();
         let count = stations.len();
         let shape = [count, order.microbatches()];
         let mut this = Self {
             context,
             builder,
+            of_replica: placement.stages.len(),
             slots: slots_of(order),
             stations,
             activations: Grid::new(shape, None),
@@ -103,6 +113,8 @@ impl<'a> PipelineLowering<'a> {
             forwards: vec![Done::default(); count],
             backwards: vec![Done::default(); count],
             accumulated: vec![0; count],
+            reduced: BTreeMap::new(),
+            updated: BTreeMap::new(),
             last_steps: BTreeMap::new(),
             urgent_steps: placement.update.is_urgent(),
             synchronous_optimizer: placement.update.is_phase(),
@@ -136,7 +148,9 @@ impl<'a> PipelineLowering<'a> {
                 break;
             }
         }
+        self.reduce_over_replicas();
         update_all(&mut self);
+        self.gather_over_replicas();
         self.drives.join_iterations(self.builder);
         self.join_iterations();
         self.join_offloads();
@@ -146,11 +160,20 @@ impl<'a> PipelineLowering<'a> {
 
     fn is_ready(&self, token: &Token) -> bool {
         let key = (token.stage, token.microbatch);
-        let last = token.stage.index() + 1 == self.stations.len();
         match token.pass {
-            Pass::Forward => token.stage.index() == 0 || self.activations[key].is_some(),
-            _ => last || self.gradients[key].is_some(),
+            Pass::Forward => self.is_first(token.stage) || self.activations[key].is_some(),
+            _ => self.is_last(token.stage) || self.gradients[key].is_some(),
         }
+    }
+
+    /// Whether a stage is the first of its replica.
+    fn is_first(&self, stage: StageId) -> bool {
+        stage.index().is_multiple_of(self.of_replica)
+    }
+
+    /// Whether a stage is the last of its replica.
+    fn is_last(&self, stage: StageId) -> bool {
+        (stage.index() + 1).is_multiple_of(self.of_replica)
     }
 
     fn forward(&mut self, stage: StageId, microbatch: MicrobatchId) {

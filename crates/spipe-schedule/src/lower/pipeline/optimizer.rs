@@ -15,7 +15,7 @@ use spipe_plan::Context;
 
 /// A stage whose gradients are complete.
 pub(in crate::lower) struct Step {
-    stage: StageId,
+    pub(super) stage: StageId,
     subject: Subject,
     parameters: BufferId,
     device: DeviceId,
@@ -46,20 +46,25 @@ impl Updates for PipelineLowering<'_> {
 
     fn phase(&self) -> Option<Phase> {
         let last = |done: &Done| done.computed.last().copied();
-        let first = |done: &Done| done.computed.first().copied();
+        let first = |(stage, done): (usize, &Done)| {
+            done.computed.first().copied().filter(|_| self.is_first(StageId::from(stage)))
+        };
         self.synchronous_optimizer.then(|| Phase {
             backwards: self.backwards.iter().filter_map(last).collect(),
-            firsts: self.forwards.first().and_then(first).into_iter().collect(),
+            firsts: self.forwards.iter().enumerate().filter_map(first).collect(),
         })
     }
 
     fn prepare(&mut self, stage: StageId) -> Option<Step> {
-        self.collect_tied_gradients(stage);
+        if self.context.mesh().data() == 1 {
+            self.collect_tied_gradients(stage);
+        }
         let here = &self.stations[stage];
         let (gradients, last) = (here.gradients?, self.accumulated[stage.index()]);
         if last == 0 || !self.context.trains(here.stage.layers) {
             return None;
         }
+        let sum = self.reduced.get(&stage).copied().unwrap_or(Access::new(gradients, last));
         let (device, memory) = (here.stage.lead(), here.memory);
         let elsewhere = here.stage.optimizer.filter(|socket| *socket != device);
         let mut step = Step {
@@ -71,7 +76,7 @@ impl Updates for PipelineLowering<'_> {
             steps_on: device,
             lane: here.lane,
             home: memory,
-            gradients: Access::new(gradients, last),
+            gradients: sum,
         };
         let Some(socket) = elsewhere else { return Some(step) };
         step.steps_on = socket;
@@ -84,21 +89,23 @@ impl Updates for PipelineLowering<'_> {
 
     fn gradients(&self, step: &Step) -> Gradients {
         let layers = self.stations[step.stage].stage.layers;
-        let bytes = self.bytes(step, |memory| memory.gradients);
+        let bytes = self.part(self.bytes(step, |memory| memory.gradients));
         Gradients {
             stage: step.stage,
             layers,
             lane: step.lane,
             gradients: step.gradients,
             memory: step.home,
-            part: None,
+            part: self.share(step.stage),
             norm: read_for_norm(self.context, step.steps_on, bytes),
         }
     }
 
     fn update(&mut self, step: &Step) -> Update {
         let update = if step.steps_on == step.device { self.step_on_device(step) } else { self.step_on_socket(step) };
-        self.return_tied_parameters(step.stage);
+        if self.share(step.stage).is_none() {
+            self.return_tied_parameters(step.stage);
+        }
         update
     }
 }
@@ -113,7 +120,11 @@ impl PipelineLowering<'_> {
     fn step_on_device(&mut self, step: &Step) -> Update {
         let state = self.optimizer_state(step);
         let reads = vec![step.gradients, Access::new(step.parameters, 0), Access::new(state, 0)];
-        let writes = vec![Access::new(step.parameters, 1), Access::new(state, 1)];
+        let updated = match self.share(step.stage) {
+            Some(share) => self.updated_part(step, share),
+            None => Access::new(step.parameters, 1),
+        };
+        let writes = vec![updated, Access::new(state, 1)];
         let action = self.step(step, (reads, writes));
         Update { step: action, end: action }
     }
@@ -121,7 +132,7 @@ impl PipelineLowering<'_> {
     /// Adds a step on a socket, and the copy of the parameters back.
     fn step_on_socket(&mut self, step: &Step) -> Update {
         let layers = self.stations[step.stage].stage.layers;
-        let parameter_bytes = self.bytes(step, |memory| memory.updated);
+        let parameter_bytes = self.part(self.bytes(step, |memory| memory.updated));
         let read = self.read_state(step);
         let (before, after) = match &read {
             Some(read) => read.versions(),
@@ -131,7 +142,7 @@ impl PipelineLowering<'_> {
             }
         };
         let lifetime = lifetime_of_updated(self.context, step.device);
-        let updated = self.builder.buffer(Content::Updated(layers), step.home, parameter_bytes, lifetime);
+        let updated = self.held((Content::Updated(layers), step), step.home, (parameter_bytes, lifetime));
         let mut reads = vec![step.gradients, before];
         reads.extend((lifetime == Lifetime::Resident).then_some(Access::new(updated, 0)));
         let action = self.step(step, (reads, vec![Access::new(updated, 1), after]));
@@ -148,7 +159,11 @@ impl PipelineLowering<'_> {
             self.builder.edge(Edge { from: before, to: action, anchor, distance: 0, lag: SimTime::ZERO, cause });
         }
         let back = (ActionKind::Copy(Payload::WriteBack), step.home, step.memory);
-        let copied = (vec![Access::new(updated, 1)], Access::new(step.parameters, 1));
+        let arrived = match self.share(step.stage) {
+            Some(share) => self.updated_part(step, share),
+            None => Access::new(step.parameters, 1),
+        };
+        let copied = (vec![Access::new(updated, 1)], arrived);
         let end = self.exchange((step.device, step.subject), back, parameter_bytes, copied);
         Update { step: action, end }
     }
@@ -169,9 +184,14 @@ impl PipelineLowering<'_> {
     /// Adds the copy of a stage's gradients to the host. Returns the gradients for its step: with a
     /// delayed optimizer those of the iteration before.
     fn gradients_out(&mut self, step: &Step) -> Access {
-        let (content, bytes) =
-            (Content::Gradients(self.stations[step.stage].stage.layers), self.bytes(step, |memory| memory.gradients));
-        let (gradients, before) = on_host(self.builder, (content, step.home, bytes), self.delayed);
+        let (content, bytes) = (
+            Content::Gradients(self.stations[step.stage].stage.layers),
+            self.part(self.bytes(step, |memory| memory.gradients)),
+        );
+        let (gradients, before) = match self.share(step.stage) {
+            Some(_) => (self.held((content, step), step.home, (bytes, Lifetime::Transient)), None),
+            None => on_host(self.builder, (content, step.home, bytes), self.delayed),
+        };
         let out = (ActionKind::Copy(Payload::GradientsOut), step.memory, step.home);
         let copied = (vec![step.gradients], Access::new(gradients, 1));
         self.exchange((step.device, step.subject), out, bytes, copied);
@@ -181,13 +201,27 @@ impl PipelineLowering<'_> {
     fn optimizer_state(&mut self, step: &Step) -> BufferId {
         let layers = self.stations[step.stage].stage.layers;
         let bytes = self.bytes(step, |memory| memory.optimizer);
-        self.builder.buffer(Content::OptimizerState(layers), step.home, bytes, Lifetime::Resident)
+        self.held((Content::OptimizerState(layers), step), step.home, (bytes, Lifetime::Resident))
+    }
+
+    /// Adds a buffer of a step, of the part that its replica has if the optimizer is divided.
+    fn held(
+        &mut self,
+        (content, step): (Content, &Step),
+        memory: MemoryId,
+        (bytes, lifetime): (Bytes, Lifetime),
+    ) -> BufferId {
+        match self.share(step.stage) {
+            Some(share) => self.builder.part(share, content, memory, (bytes, lifetime)),
+            None => self.builder.buffer(content, memory, bytes, lifetime),
+        }
     }
 
     fn step(&mut self, step: &Step, accesses: (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.stations[step.stage].stage.layers;
-        let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
-        add_step(self, (step.steps_on, step.lane, step.subject), parameters, accesses)
+        let parameters: u64 = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
+        let sharers = self.steps_on_one_host(step.device, step.steps_on);
+        add_step(self, (step.steps_on, step.lane, step.subject), parameters * sharers, accesses)
     }
 
     /// Adds a copy between device and host on the device's copy engine.

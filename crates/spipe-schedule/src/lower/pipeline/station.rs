@@ -49,8 +49,13 @@ pub(super) struct Leaving {
 }
 
 impl Station {
-    pub fn new(context: &Context<'_>, placement: &Placement, id: StageId, builder: &mut ProgramBuilder) -> Self {
-        let stage = placement.stages[id];
+    /// The station of stage `id` of a placement as the replica of `stage` has it.
+    pub fn new(
+        context: &Context<'_>,
+        placement: &Placement,
+        (id, stage): (StageId, Stage),
+        builder: &mut ProgramBuilder,
+    ) -> Self {
         let layers = stage.layers;
         let backward = context.backward_of(layers);
         let on_device = Stage { offload: None, ..stage };

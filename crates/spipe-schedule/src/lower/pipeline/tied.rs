@@ -41,7 +41,10 @@ impl Borrowed {
     fn of(lowering: &mut PipelineLowering<'_>, stage: StageId) -> Option<Self> {
         let here = &lowering.stations[stage];
         let tie = lowering.context.model.borrows(here.stage.layers)?;
-        let (owner, there) = lowering.stations.enumerate().find(|(_, other)| other.stage.layers.contains(tie.owner))?;
+        let replica = lowering.replica_of(stage);
+        let own = |other: StageId| lowering.replica_of(other) == replica;
+        let mut stations = lowering.stations.enumerate();
+        let (owner, there) = stations.find(|(id, other)| own(*id) && other.stage.layers.contains(tie.owner))?;
         let bytes = lowering.context.cost.memory(tie.user, here.stage.lead());
         let copied = here.memory != there.memory;
         let (memory, owners) = (here.memory, there.parameters);

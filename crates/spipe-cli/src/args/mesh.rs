@@ -1,0 +1,54 @@
+//! The arguments that say how devices share a model and its batch.
+
+use clap::{Args as Group, ValueEnum};
+use spipe_plan::Sharding;
+use spipe_search::Degrees;
+
+/// The degrees of parallelism over GPUs. Those that are left out are searched once one is given.
+#[derive(Debug, Default, Group)]
+pub struct Mesh {
+    /// GPUs that share each layer (tensor parallelism)
+    #[arg(long, value_name = "N", visible_alias = "tp")]
+    pub tensor_parallel: Option<u64>,
+    /// Divide activations between products over the same GPUs, too; on where the tensor degree is searched
+    #[arg(long)]
+    pub sequence_parallel: bool,
+    /// Groups of GPUs that have stages of their own (pipeline parallelism)
+    #[arg(long, value_name = "N", visible_alias = "pp")]
+    pub pipeline_parallel: Option<u64>,
+    /// Replicas that share the batch (data parallelism)
+    #[arg(long, value_name = "N", visible_alias = "dp")]
+    pub data_parallel: Option<u64>,
+    /// What is divided among replicas: nothing, the optimizer (ZeRO 1), or all with the parameters (ZeRO 3, FSDP)
+    #[arg(long, value_enum)]
+    pub sharding: Option<ShardingChoice>,
+}
+
+/// What is divided among replicas.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ShardingChoice {
+    /// Nothing: gradients are summed over replicas
+    None,
+    /// The optimizer's state and its steps
+    Optimizer,
+    /// Parameters, gradients and optimizer state, in systems that gather parameters
+    Parameters,
+}
+
+impl Mesh {
+    /// The degrees.
+    pub const fn degrees(&self) -> Degrees {
+        Degrees {
+            tensor: self.tensor_parallel,
+            pipeline: self.pipeline_parallel,
+            data: self.data_parallel,
+            sequence: self.sequence_parallel,
+            sharding: match self.sharding {
+                None => None,
+                Some(ShardingChoice::None) => Some(Sharding::None),
+                Some(ShardingChoice::Optimizer) => Some(Sharding::Optimizer),
+                Some(ShardingChoice::Parameters) => Some(Sharding::Parameters { resident: None }),
+            },
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Meshes: the replicas of a model, the teams that share its layers, and what is divided among them.
+//!
+//! ```text
+//! replica 0   team gpu0+gpu1   team gpu4+gpu5        a team shares the matrices of each layer (tensor parallelism)
+//! replica 1   team gpu2+gpu3   team gpu6+gpu7        teams at the same place run the same stage (data parallelism)
+//! ```
+//!
+//! Plans name a team by its lead, the first of its devices, and place stages on the teams of the first replica. The
+//! time, memory and state of a lead in a [`CostTable`](crate::CostTable) of a mesh are those of each of its members.
+
+use crate::CostError;
+use serde::{Deserialize, Serialize};
+use spipe_base::DeviceId;
+
+/// Devices that run a stage together, the lead first.
+pub type Team = Vec<DeviceId>;
+
+/// The replicas of a model, and what is divided among them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mesh {
+    /// By replica, its teams. Stages name the teams of the first replica. Empty for one replica on the devices of
+    /// the stages.
+    pub replicas: Vec<Vec<Team>>,
+    /// The state that is divided among the replicas.
+    pub sharding: Sharding,
+    /// Whether the members of a team also divide the activations between its products by tokens (sequence
+    /// parallelism, Korthikanti et al. 2022, arXiv 2205.05198).
+    pub sequence: bool,
+}
+
+/// The state that is divided among replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(tag = "kind", rename_all = "kebab-case", rename_all_fields = "kebab-case", deny_unknown_fields)]
+pub enum Sharding {
+    /// Nothing.
+    #[default]
+    None,
+    /// The optimizer's state and its steps (ZeRO stage 1): gradients are reduced and scattered, and updated parameters
+    /// are gathered.
+    Optimizer,
+    /// Parameters, gradients and optimizer state: a replica gathers the parameters of a stage before it uses them.
+    Parameters {
+        /// The gathered stages of a replica, those used last and those being gathered: at least 2, 2 by default.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        resident: Option<u64>,
+    },
+}
+
+impl Sharding {
+    /// The name in plan files and options.
+    pub const fn name(&self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Optimizer => "optimizer",
+            Self::Parameters { .. } => "parameters",
+        }
+    }
+}
+
+impl Mesh {
+    /// The replicas.
+    pub fn data(&self) -> u64 {
+        self.replicas.len().max(1) as u64
+    }
+
+    /// The members of a team.
+    pub fn tensor(&self) -> u64 {
+        self.replicas.iter().flatten().next().map_or(1, Vec::len) as u64
+    }
+
+    /// Whether one replica runs on teams of one device.
+    pub fn is_single(&self) -> bool {
+        self.data() == 1 && self.tensor() == 1
+    }
+
+    /// The parts of the optimizer's state, of which each replica has one.
+    pub fn state_parts(&self) -> u64 {
+        if self.sharding == Sharding::Optimizer { self.data() } else { 1 }
+    }
+
+    /// The team of `lead`, if it leads one.
+    pub fn team(&self, lead: DeviceId) -> Option<&Team> {
+        self.replicas.iter().flatten().find(|team| team.first() == Some(&lead))
+    }
+
+    /// The teams that run the stages of the team of `lead`, one in each replica; empty if it leads none.
+    pub fn peers(&self, lead: DeviceId) -> impl Iterator<Item = &Team> {
+        let place = |teams: &Vec<Team>| teams.iter().position(|team| team.first() == Some(&lead));
+        let place = self.replicas.iter().find_map(place);
+        self.replicas.iter().filter_map(move |teams| teams.get(place?))
+    }
+
+    /// The devices in the order of replicas and teams.
+    pub fn devices(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        self.replicas.iter().flatten().flatten().copied()
+    }
+
+    /// The leads of the first replica's teams.
+    pub fn leads(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        self.replicas.iter().take(1).flatten().filter_map(|team| team.first().copied())
+    }
+
+    /// The mesh of a machine whose devices are `devices` of this one: the leads of the first replica, each alone. The other
+    /// replicas are elsewhere: they have no teams there.
+    pub(crate) fn of_leads(&self, devices: &[DeviceId]) -> Self {
+        let here = |lead: DeviceId| devices.iter().position(|device| *device == lead).map(|at| vec![at.into()]);
+        let leads: Vec<Team> = self.leads().filter_map(here).collect();
+        let elsewhere = self.replicas.iter().skip(1).map(|_| Vec::new());
+        Self { replicas: std::iter::once(leads).chain(elsewhere).collect(), ..self.clone() }
+    }
+
+    /// The microbatches of one replica.
+    ///
+    /// # Errors
+    /// Replicas would differ in microbatches.
+    pub fn microbatches_of_each(&self, microbatches: u64) -> Result<u64, CostError> {
+        let data = self.data();
+        let each = microbatches.is_multiple_of(data).then_some(microbatches / data);
+        each.filter(|each| *each > 0).ok_or(CostError::Replicas { microbatches, data })
+    }
+}

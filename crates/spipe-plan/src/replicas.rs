@@ -1,0 +1,83 @@
+//! The stages of other replicas than the first, and of other members of a team than its lead.
+
+use crate::{Context, Placement, Stage, Weights};
+use spipe_base::{DeviceId, MemoryId};
+use spipe_cost::Mesh;
+
+impl Context<'_> {
+    /// The mesh on whose teams stages are placed. A mesh with sharded parameters is the placement's own.
+    pub fn mesh(&self) -> &Mesh {
+        self.cost.mesh()
+    }
+
+    /// The devices that run a stage of the first replica's team of `lead`, by replica and member: `lead` alone without
+    /// a mesh.
+    pub fn runners(&self, lead: DeviceId) -> Vec<DeviceId> {
+        let runners: Vec<DeviceId> = self.mesh().peers(lead).flatten().copied().collect();
+        if runners.is_empty() { vec![lead] } else { runners }
+    }
+
+    /// `stage` of the first replica as `device`, which runs it too, has it: data in a host memory near the lead is in
+    /// the one near that device.
+    pub fn as_run_by(&self, stage: &Stage, device: DeviceId) -> Stage {
+        let lead = stage.lead();
+        if lead == device {
+            return *stage;
+        }
+        let memory = |memory: MemoryId| self.counterpart(memory, (lead, device));
+        let socket = |socket: DeviceId| {
+            let home = memory(self.hardware.devices()[socket].memory);
+            self.hardware.memories()[home].device.unwrap_or(socket)
+        };
+        Stage {
+            optimizer: stage.optimizer.map(socket),
+            offload: stage.offload.map(memory),
+            weights: match stage.weights {
+                Weights::Streamed(home) => Weights::Streamed(memory(home)),
+                Weights::Resident => Weights::Resident,
+            },
+            ..stage.on(device)
+        }
+    }
+
+    /// The memory that is to `there` what `memory` is to `here`: its own, the host memory as near as this one, or the
+    /// same drive.
+    pub fn counterpart(&self, memory: MemoryId, (here, there): (DeviceId, DeviceId)) -> MemoryId {
+        let own = |device: DeviceId| self.hardware.devices()[device].memory;
+        if memory == own(here) {
+            return own(there);
+        }
+        let near = self.hardware.host_memories(here).iter().position(|host| *host == memory);
+        let there = self.hardware.host_memories(there);
+        near.and_then(|near| there.get(near).or(there.last()).copied()).unwrap_or(memory)
+    }
+
+    /// The devices for which an action of `lead` stands in a program: all that run its stages or, where the program has
+    /// all replicas, its team.
+    pub fn shown_by(&self, lead: DeviceId) -> Vec<DeviceId> {
+        let team = || self.mesh().team(lead).cloned().unwrap_or_else(|| vec![lead]);
+        if self.cost.shows_all() { team() } else { self.runners(lead) }
+    }
+
+    /// The pairs of memories between which a copy between these runs: one for each device for which the copy stands.
+    pub fn copies(&self, [from, to]: [MemoryId; 2]) -> Vec<[MemoryId; 2]> {
+        let owner = |memory: MemoryId| self.hardware.memories()[memory].device;
+        let leads = |memory: MemoryId| owner(memory).filter(|device| self.mesh().team(*device).is_some());
+        let (sender, receiver) = (leads(from), leads(to));
+        let Some(known) = sender.or(receiver) else { return vec![[from, to]] };
+        let (sources, targets) = (self.shown_by(sender.unwrap_or(known)), self.shown_by(receiver.unwrap_or(known)));
+        let pair = |(source, target): (&DeviceId, &DeviceId)| {
+            let from = self.counterpart(from, (sender.unwrap_or(known), *source));
+            [from, self.counterpart(to, (receiver.unwrap_or(known), *target))]
+        };
+        sources.iter().zip(&targets).map(pair).collect()
+    }
+}
+
+impl Placement {
+    /// The devices that compute under `context`: those of the stages in all replicas.
+    pub fn computing_in(&self, context: &Context<'_>) -> Vec<DeviceId> {
+        let own = self.computing();
+        if context.mesh().is_single() { own } else { own.into_iter().flat_map(|lead| context.runners(lead)).collect() }
+    }
+}

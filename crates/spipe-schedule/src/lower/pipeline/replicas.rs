@@ -1,0 +1,166 @@
+//! Replicas of a pipeline: their stages, and the collectives that keep their parameters alike.
+//!
+//! ```text
+//! nothing divided       gradients ─► reduce-scatter ─► all-gather ─► step
+//! divided optimizer     gradients ─► reduce-scatter ─► step of a part ─► all-gather ─► parameters
+//! ```
+//!
+//! The gradients of a stage are reduced once, when the sums over all microbatches are complete (Narayanan et al. 2021,
+//! arXiv 2104.04473, section 3.3.2). The first line is an all-reduce. A program has one replica that stands for all, or all
+//! of them, and then a collective reads the parts of all replicas.
+
+use super::{PipelineLowering, optimizer::Step};
+use crate::lower::collectives::hop;
+use crate::{Access, Content, Lifetime, NewAction, Part};
+use spipe_base::{ActionKind, Bytes, Collective, DeviceId, LaneRole, SimTime, StageId, Subject};
+use spipe_cost::LayerMemory;
+use spipe_hardware::CollectiveKind;
+use spipe_plan::{Context, Placement, Stage};
+
+/// The replicas that a program has.
+pub(super) fn shown(context: &Context<'_>) -> usize {
+    if context.cost.shows_all() { context.mesh().replicas.len().max(1) } else { 1 }
+}
+
+/// The stages of the replicas that a program has, each under its id in a placement.
+pub(super) fn stages(context: &Context<'_>, placement: &Placement) -> Vec<(StageId, Stage)> {
+    let in_replica = |replica: usize| {
+        placement.stages.enumerate().map(move |(id, stage)| {
+            let lead = context.mesh().peers(stage.lead()).nth(replica).map_or(stage.lead(), |team| team[0]);
+            (id, context.as_run_by(stage, lead))
+        })
+    };
+    (0..shown(context)).flat_map(in_replica).collect()
+}
+
+impl PipelineLowering<'_> {
+    /// The replica of a stage.
+    pub(super) fn replica_of(&self, stage: StageId) -> usize {
+        stage.index() / self.of_replica
+    }
+
+    /// The stages that are the same in all replicas that the program has, by the last of them first.
+    fn alike(&self) -> Vec<Vec<StageId>> {
+        let same = |at: usize| (at..self.stations.len()).step_by(self.of_replica).map(StageId::from).collect();
+        (0..self.of_replica).rev().map(same).collect()
+    }
+
+    /// The part of the optimizer that a stage's replica has, if it is divided.
+    pub(super) fn share(&self, stage: StageId) -> Option<Part> {
+        let parts = self.context.mesh().state_parts();
+        (parts > 1).then(|| Part { index: self.replica_of(stage) as u32, of: parts as u32 })
+    }
+
+    /// The part of `bytes` that a replica with a part of the optimizer updates.
+    pub(super) fn part(&self, bytes: Bytes) -> Bytes {
+        Bytes::new(bytes.get().div_ceil(self.context.mesh().state_parts()))
+    }
+
+    /// The steps of devices for which a step of `device` stands that run on `host`, one after the other: 1 for a step on
+    /// the device itself.
+    pub(super) fn steps_on_one_host(&self, device: DeviceId, host: DeviceId) -> u64 {
+        if host == device {
+            return 1;
+        }
+        let memory = self.context.hardware.devices()[host].memory;
+        let shown = self.context.shown_by(device).into_iter();
+        shown.filter(|other| self.context.counterpart(memory, (device, *other)) == memory).count().max(1) as u64
+    }
+
+    /// Adds the reductions of all gradients over the replicas, if there are several.
+    pub(super) fn reduce_over_replicas(&mut self) {
+        if self.context.mesh().data() == 1 {
+            return;
+        }
+        for stages in self.alike() {
+            stages.iter().for_each(|stage| self.collect_tied_gradients(*stage));
+            let sum = |stage: &StageId| {
+                let version = self.accumulated[stage.index()];
+                let sum = self.stations[*stage].gradients.map(|gradients| Access::new(gradients, version));
+                sum.filter(|_| version > 0 && self.context.trains(self.stations[*stage].stage.layers))
+            };
+            let Some(sums) = stages.iter().map(sum).collect::<Option<Vec<Access>>>() else { continue };
+            let of = self.context.mesh().data();
+            let new = |this: &mut Self, stage: StageId| {
+                let (here, index) = (&this.stations[stage], this.replica_of(stage) as u32);
+                let (content, memory) = (Content::Gradients(here.stage.layers), here.memory);
+                let bytes = Bytes::new(this.sum_of(stage, |memory| memory.gradients).get().div_ceil(of));
+                let part =
+                    this.builder.part(Part { index, of: of as u32 }, content, memory, (bytes, Lifetime::Transient));
+                Access::new(part, 1)
+            };
+            let parts: Vec<Access> = stages.iter().map(|stage| new(self, *stage)).collect();
+            let whole = |memory: &LayerMemory| memory.gradients;
+            for (stage, part) in stages.iter().zip(&parts) {
+                let kind = (CollectiveKind::ReduceScatter, Collective::ReduceScatter);
+                self.collective((*stage, whole), kind, (&sums, *part));
+            }
+            for ((stage, part), sum) in stages.iter().zip(&parts).zip(&sums) {
+                let complete = if self.share(*stage).is_some() {
+                    *part
+                } else {
+                    let complete = Access::new(sum.buffer, sum.version + 1);
+                    let kind = (CollectiveKind::AllGather, Collective::AllGather);
+                    self.collective((*stage, whole), kind, (&parts, complete));
+                    complete
+                };
+                self.reduced.insert(*stage, complete);
+            }
+        }
+    }
+
+    /// Where a step of a part leaves the parameters: in a buffer of their own on the device, to be gathered.
+    pub(super) fn updated_part(&mut self, step: &Step, share: Part) -> Access {
+        let (stage, memory) = (step.stage, self.stations[step.stage].memory);
+        let bytes = self.part(self.sum_of(stage, |memory| memory.updated));
+        let content = Content::Updated(self.stations[stage].stage.layers);
+        let updated = Access::new(self.builder.part(share, content, memory, (bytes, Lifetime::Transient)), 1);
+        self.updated.insert(stage, updated);
+        updated
+    }
+
+    /// Adds the gathers of parameters of which each replica has updated a part, and the copies of tied ones behind them.
+    pub(super) fn gather_over_replicas(&mut self) {
+        for stages in self.alike() {
+            let updated: Option<Vec<Access>> = stages.iter().map(|stage| self.updated.get(stage).copied()).collect();
+            for (stage, updated) in stages.iter().zip(std::iter::repeat(updated)) {
+                let Some(updated) = updated else { continue };
+                let parameters = Access::new(self.stations[*stage].parameters, 1);
+                let kind = (CollectiveKind::AllGather, Collective::AllGather);
+                self.collective((*stage, |memory| memory.updated), kind, (&updated, parameters));
+                self.return_tied_parameters(*stage);
+            }
+        }
+    }
+
+    /// The sum of `part` over the layers of a stage, in the precision of its device.
+    fn sum_of(&self, stage: StageId, part: fn(&LayerMemory) -> Bytes) -> Bytes {
+        let here = &self.stations[stage].stage;
+        here.layers.iter().map(|layer| part(self.context.cost.memory(layer, here.lead()))).sum()
+    }
+
+    /// Adds a stage's action of a collective of `part` of its layers, which reads what all replicas have and writes what
+    /// this one keeps.
+    fn collective(
+        &mut self,
+        (stage, part): (StageId, fn(&LayerMemory) -> Bytes),
+        (kind, collective): (CollectiveKind, Collective),
+        (reads, write): (&[Access], Access),
+    ) {
+        let here = &self.stations[stage];
+        let (device, layers) = (here.stage.lead(), here.stage.layers);
+        let flow = hop(self.context, device, (kind, self.sum_of(stage, part)));
+        let flow = flow.map_err(|fault| self.faults.push(fault));
+        let lane = self.builder.lane(device, "collective", LaneRole::Channel);
+        self.builder.action(NewAction {
+            lane,
+            kind: ActionKind::Collective(collective),
+            subject: Subject { layers: Some(layers), ..Subject::stage(stage) },
+            reads: reads.to_vec(),
+            writes: vec![write],
+            work: SimTime::ZERO,
+            flows: flow.into_iter().flatten().collect(),
+            guard: None,
+        });
+    }
+}

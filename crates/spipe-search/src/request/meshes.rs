@@ -1,0 +1,241 @@
+//! The meshes of a machine's GPUs, by degrees of parallelism.
+//!
+//! Teams are neighbours in the machine's order. The teams of one stage follow each other, those of the next stage come
+//! after them (Megatron-LM's order, Narayanan et al. 2021, arXiv 2104.04473, section 3.4): tensor parallelism, which
+//! communicates most, is between the nearest devices, and pipelines, which communicate least, between the farthest.
+
+use super::spelling::Spelling;
+use crate::error::SearchError;
+use spipe_base::DeviceId;
+use spipe_cost::Workload;
+use spipe_hardware::Hardware;
+use spipe_model::Model;
+use spipe_plan::{Mesh, Sharding, System, Team, Update, check_mesh};
+
+/// The degrees of parallelism that are asked for; those that are not given are searched.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Degrees {
+    /// The devices that share each layer.
+    pub tensor: Option<u64>,
+    /// The teams of a replica.
+    pub pipeline: Option<u64>,
+    /// The replicas.
+    pub data: Option<u64>,
+    /// Whether the members of a team divide activations by tokens, too. Where the tensor degree is searched, they do.
+    pub sequence: bool,
+    /// What is divided among the replicas.
+    pub sharding: Option<Sharding>,
+}
+
+/// The meshes of a search.
+#[derive(Clone, Debug)]
+pub struct Meshes {
+    /// The meshes to try.
+    pub all: Vec<Mesh>,
+    /// The systems that run on some of them.
+    pub systems: Vec<System>,
+    /// Whether plans use all teams.
+    pub all_teams: bool,
+}
+
+impl Degrees {
+    /// Whether nothing is asked for.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The meshes and systems of these degrees for a search: with sharded parameters the systems that gather them, otherwise
+    /// those that run on teams.
+    ///
+    /// # Errors
+    /// The same as for [`Degrees::meshes`], and degrees that do not go together.
+    pub fn chosen(
+        &self,
+        (model, hardware): (&Model, &Hardware),
+        workloads: &[Workload],
+        (systems, spelling): (&[System], Spelling),
+    ) -> Result<Meshes, SearchError> {
+        let of = |shards: bool| systems.iter().copied().filter(move |system| system.shards_parameters() == shards);
+        if self.is_none() {
+            return Ok(Meshes { all: vec![Mesh::default()], systems: systems.to_vec(), all_teams: false });
+        }
+        if let Some(Sharding::Parameters { .. }) = self.sharding {
+            let other =
+                [("tensor-parallel", self.tensor), ("pipeline-parallel", self.pipeline), ("data-parallel", self.data)];
+            if let Some((name, _)) = other.into_iter().find(|(_, degree)| degree.is_some_and(|degree| degree > 1)) {
+                let message = format!("sharded parameters are not planned with {}", spelling.setting(name));
+                let hint = format!(
+                    "leave it out; `option pin shards=N` sets the GPUs of {}",
+                    spelling.value("system", "fsdp")
+                );
+                return Err(SearchError::request(message, hint));
+            }
+            return Self::with(vec![Mesh::default()], of(true).collect(), (false, spelling));
+        }
+        let all = self.meshes((model, hardware), workloads, spelling)?;
+        let runs = |system: &System| all.iter().any(|mesh| suits(*system, mesh));
+        let systems = systems.iter().copied().filter(runs).collect();
+        Self::with(all, systems, (self.pipeline.is_some(), spelling))
+    }
+
+    fn with(
+        all: Vec<Mesh>,
+        systems: Vec<System>,
+        (all_teams, spelling): (bool, Spelling),
+    ) -> Result<Meshes, SearchError> {
+        if systems.is_empty() {
+            let hint = format!("use {}, or other degrees", spelling.value("system", "auto"));
+            return Err(SearchError::request("none of the allowed systems runs on meshes of these degrees", hint));
+        }
+        Ok(Meshes { all, systems, all_teams })
+    }
+
+    /// The meshes of these degrees on the GPUs of a machine, whose replicas divide the microbatches of some workload. Of
+    /// degrees that are searched, those that use most GPUs.
+    ///
+    /// # Errors
+    /// There is none, with the degree that does not divide and the nearest ones that do.
+    pub fn meshes(
+        &self,
+        (model, hardware): (&Model, &Hardware),
+        workloads: &[Workload],
+        spelling: Spelling,
+    ) -> Result<Vec<Mesh>, SearchError> {
+        let gpus: Vec<DeviceId> =
+            hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id).collect();
+        if gpus.is_empty() {
+            let message = format!("`{}` has no GPU", hardware.name());
+            return Err(SearchError::request(message, "teams and replicas are made of GPUs"));
+        }
+        self.check(gpus.len() as u64, (model, hardware), workloads, spelling)?;
+        let of_shape = |shape: [u64; 3]| mesh(&gpus, shape);
+        let mut all = Vec::new();
+        for shape in self.shapes(gpus.len() as u64) {
+            let [tensor, _, data] = shape;
+            let divides = |workload: &Workload| workload.microbatches.is_multiple_of(data);
+            let replicas = of_shape(shape);
+            let even = check_mesh(hardware, &Mesh { replicas: replicas.clone(), ..Mesh::default() });
+            let fits = model.shard(tensor).is_ok() && workloads.iter().any(divides) && even.is_ok();
+            if let (Err(fault), true) = (even, self.is_given()) {
+                return Err(SearchError::Infeasible(fault));
+            }
+            if fits {
+                let sequence = tensor > 1 && (self.sequence || self.tensor.is_none());
+                all.extend(self.shardings(data).map(|sharding| Mesh {
+                    replicas: replicas.clone(),
+                    sharding,
+                    sequence,
+                }));
+            }
+        }
+        if all.is_empty() {
+            let message =
+                format!("no mesh of these degrees divides `{}` and its batch on `{}`", model.name(), hardware.name());
+            return Err(SearchError::request(message, "leave degrees out, so that they are searched"));
+        }
+        Ok(all)
+    }
+
+    /// Whether all degrees are given.
+    const fn is_given(&self) -> bool {
+        self.tensor.is_some() && self.pipeline.is_some() && self.data.is_some()
+    }
+
+    /// The degrees (tensor, pipeline, data) that use the most GPUs among those that are asked for.
+    fn shapes(&self, gpus: u64) -> Vec<[u64; 3]> {
+        let degrees = |given: Option<u64>, most: u64| match given {
+            Some(given) => given..=given,
+            None => 1..=most.max(1),
+        };
+        let mut all = Vec::new();
+        for tensor in degrees(self.tensor, gpus) {
+            for pipeline in degrees(self.pipeline, gpus / tensor) {
+                let left = gpus / tensor.saturating_mul(pipeline).max(1);
+                all.extend(degrees(self.data, left).map(|data| [tensor, pipeline, data]));
+            }
+        }
+        let used = |shape: &[u64; 3]| shape.iter().product::<u64>();
+        all.retain(|shape| used(shape) <= gpus);
+        let most = all.iter().map(used).max().unwrap_or(0);
+        all.retain(|shape| used(shape) == most);
+        all
+    }
+
+    /// What is divided among `data` replicas: what is asked for, or each of nothing and the optimizer.
+    fn shardings(&self, data: u64) -> impl Iterator<Item = Sharding> {
+        let searched = [Sharding::None, Sharding::Optimizer];
+        let all = self.sharding.map_or_else(|| searched.to_vec(), |given| vec![given]);
+        let count = if data == 1 { 1 } else { all.len() };
+        (0..count).map(move |at| if data == 1 { Sharding::None } else { all[at] })
+    }
+
+    fn check(
+        &self,
+        gpus: u64,
+        (model, hardware): (&Model, &Hardware),
+        workloads: &[Workload],
+        spelling: Spelling,
+    ) -> Result<(), SearchError> {
+        let given =
+            [("tensor-parallel", self.tensor), ("pipeline-parallel", self.pipeline), ("data-parallel", self.data)];
+        if let Some((name, _)) = given.iter().find(|(_, degree)| *degree == Some(0)) {
+            return Err(SearchError::request(format!("{} is zero", spelling.setting(name)), "use at least 1"));
+        }
+        let wanted = given.iter().filter_map(|(_, degree)| *degree).fold(1u64, u64::saturating_mul);
+        if wanted > gpus {
+            let factors: Vec<String> = given.iter().filter_map(|(_, degree)| degree.map(|it| it.to_string())).collect();
+            let message =
+                format!("{} = {wanted} GPUs are asked for, but `{}` has {gpus}", factors.join(" × "), hardware.name());
+            return Err(SearchError::request(message, "lower a degree, or name a larger machine"));
+        }
+        if let Some(tensor) = self.tensor
+            && let Err(layer) = model.shard(tensor)
+        {
+            let layer = &model.layers()[layer].name;
+            let message = format!("layer `{layer}` of `{}` cannot be divided among {tensor} GPUs", model.name());
+            let near = nearest(tensor, gpus, |other| model.shard(other).is_ok());
+            return Err(SearchError::request(
+                message,
+                format!("{} of {near} divides its heads and widths", spelling.setting("tensor-parallel")),
+            ));
+        }
+        let layers = model.layers().len() as u64;
+        if let Some(pipeline) = self.pipeline.filter(|pipeline| *pipeline > layers) {
+            let message = format!("{pipeline} stages are asked for, but `{}` has {layers} layers", model.name());
+            return Err(SearchError::request(message, format!("use {layers} at most")));
+        }
+        let divides = |data: u64| workloads.iter().any(|workload| workload.microbatches.is_multiple_of(data));
+        if let Some(data) = self.data.filter(|data| !divides(*data)) {
+            let microbatches = workloads.iter().map(|workload| workload.microbatches).max().unwrap_or(0);
+            let message = format!("{microbatches} microbatches cannot be divided evenly among {data} replicas");
+            let near = nearest(data, gpus, divides);
+            return Err(SearchError::request(message, format!("{near} replicas can; or use another batch")));
+        }
+        Ok(())
+    }
+}
+
+/// The degrees next to `degree`, one below and one above it up to `most`, that divide.
+fn nearest(degree: u64, most: u64, divides: impl Fn(u64) -> bool) -> String {
+    let below = (1..degree).rev().find(|other| divides(*other));
+    let above = (degree + 1..=most).find(|other| divides(*other));
+    let both: Vec<String> = below.iter().chain(&above).map(u64::to_string).collect();
+    if both.is_empty() { "1".into() } else { both.join(" or ") }
+}
+
+/// The teams of each replica.
+fn mesh(gpus: &[DeviceId], [tensor, pipeline, data]: [u64; 3]) -> Vec<Vec<Team>> {
+    let teams: Vec<Team> = gpus.chunks_exact(tensor as usize).map(<[DeviceId]>::to_vec).collect();
+    let of_replica =
+        |replica: u64| (0..pipeline).map(|stage| teams[(stage * data + replica) as usize].clone()).collect();
+    (0..data).map(of_replica).collect()
+}
+
+/// Whether a system runs on the teams of a mesh.
+pub fn suits(system: System, mesh: &Mesh) -> bool {
+    let streams = !system.preset().order.is_pipeline();
+    let hosted = system.steps_on_host() && mesh.sharding == Sharding::None;
+    let delayed = system.preset().update == Update::Delayed;
+    let on_replicas = mesh.data() == 1 || !(streams || hosted || delayed);
+    mesh.is_single() || (on_replicas && !system.shards_parameters() && system != System::CpuOnly)
+}

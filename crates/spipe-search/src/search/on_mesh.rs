@@ -1,0 +1,143 @@
+//! A search on the teams of a mesh: a team is a virtual device.
+//!
+//! ```text
+//! machine of the first replica's leads, each with the times and bytes of a member ─► search ─► placements
+//!                                       the evaluator puts them on all teams of the real machine, and simulates that
+//! ```
+//!
+//! The bound of the search holds: on the real machine, the same copies share links with those of other teams, and
+//! gradients are reduced over replicas.
+
+use crate::{evaluator::Evaluator, request::watch::Watch, setting::Setting};
+use spipe_base::{Bytes, DeviceId, IdVec, MemoryId, SimTime};
+use spipe_cost::{CostError, Workload};
+use spipe_hardware::{Hardware, MemoryKind};
+use spipe_model::Model;
+use spipe_plan::{Mesh, Placement, Stage, Weights, check};
+use spipe_planner::Pins;
+use std::sync::Arc;
+
+/// The machine of the leads, and the real one.
+pub struct OnMesh {
+    /// The leads, as if they were alone.
+    pub leads: Setting,
+    /// The machine.
+    pub real: Setting,
+    /// By device of the leads' machine, that of the real one.
+    devices: IdVec<DeviceId, DeviceId>,
+    memories: IdVec<MemoryId, MemoryId>,
+    /// Whether each lead has a stage.
+    all: bool,
+}
+
+impl OnMesh {
+    /// The setting of `workload` on the teams of `mesh`. With `all`, plans use all of them.
+    ///
+    /// # Errors
+    /// What the mesh does not divide.
+    pub fn new(
+        (model, hardware): (&Arc<Model>, &Arc<Hardware>),
+        workload: &Workload,
+        (mesh, all): (&Mesh, bool),
+    ) -> Result<Self, CostError> {
+        let real = Setting::on(model, hardware, workload, mesh)?;
+        let part = leading(hardware, mesh).ok_or_else(|| CostError::Nowhere {
+            layer: model.layers().iter().next().map(|layer| layer.name.clone()).unwrap_or_default(),
+            hardware: hardware.name().into(),
+        })?;
+        let devices: IdVec<DeviceId, DeviceId> =
+            part.devices().iter().filter_map(|device| hardware.device(&device.name)).collect();
+        let memories = part.memories().iter().filter_map(|memory| hardware.memory(&memory.name)).collect();
+        let order: Vec<DeviceId> = devices.iter().copied().collect();
+        let leads = Setting::with_table(model, &Arc::new(part), real.table().restricted_to(&order));
+        Ok(Self { leads, real, devices, memories, all })
+    }
+
+    /// The placement on the teams of the real machine.
+    pub fn placement(&self, placement: &Placement) -> Placement {
+        let stage = |stage: &Stage| Stage {
+            optimizer: stage.optimizer.map(|socket| self.devices[socket]),
+            offload: stage.offload.map(|memory| self.memories[memory]),
+            state: stage.state.map(|memory| self.memories[memory]),
+            weights: match stage.weights {
+                Weights::Streamed(home) => Weights::Streamed(self.memories[home]),
+                Weights::Resident => Weights::Resident,
+            },
+            ..stage.on(self.devices[stage.lead()])
+        };
+        Placement {
+            stages: placement.stages.iter().map(stage).collect(),
+            backward: placement.backward.iter().map(stage).collect(),
+            mesh: self.real.table().mesh().clone(),
+            ..placement.clone()
+        }
+    }
+
+    /// The pins on the machine of the leads, where only leads compute; `None` where a pin leaves none.
+    pub fn pins(&self, pins: &Pins) -> Option<Pins> {
+        let here = |real: usize| self.devices.iter().position(|device| device.index() == real);
+        let hardware = self.leads.hardware();
+        let leads = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id.index());
+        pins.renumbered(here)?.on_devices(leads.collect(), self.leads.context().model.layers().len())
+    }
+
+    /// The placement on the real machine, if the checker accepts it there.
+    fn accepted(&self, placement: &Placement) -> Option<Placement> {
+        let real = self.placement(placement);
+        let teams = self.real.table().mesh().leads().count();
+        let complete = !self.all || real.devices().len() == teams;
+        (complete && check(&self.real.context(), &real).is_ok()).then_some(real)
+    }
+}
+
+/// The machine with the leads of the first replica as its GPUs. A host memory has the room that is left for each of them
+/// when all members of all replicas have as much.
+fn leading(hardware: &Hardware, mesh: &Mesh) -> Option<Hardware> {
+    let devices = hardware.devices();
+    let leads: Vec<DeviceId> = mesh.leads().collect();
+    let sockets = devices.enumerate().filter(|(_, device)| !device.is_gpu()).map(|(id, _)| id);
+    let names: Vec<String> = leads.iter().copied().chain(sockets).map(|id| devices[id].name.clone()).collect();
+    let mut part = hardware.restricted_to(&names).ok()?.with_gpu_memory_of(hardware);
+    let near = |memory: MemoryId, device: &DeviceId| hardware.host_memory(*device) == Some(memory);
+    for (id, memory) in hardware.memories().enumerate().filter(|(_, memory)| memory.kind == MemoryKind::Dram) {
+        let all = mesh.devices().filter(|device| near(id, device)).count() as u64;
+        let here = leads.iter().filter(|device| near(id, device)).count() as u64;
+        let known = part.memory(&memory.name).filter(|_| memory.pageable_view_of.is_none() && here > 0 && all > here);
+        if let Some(known) = known {
+            part = part
+                .with_capacity(known, Bytes::new(memory.capacity.get() / all * here))
+                .ok()?
+                .with_gpu_memory_of(hardware);
+        }
+    }
+    Some(part)
+}
+
+/// An evaluator of placements on the machine of the leads, whose results are recorded.
+pub struct Evaluated<'a> {
+    pub teams: &'a OnMesh,
+    pub evaluator: Evaluator<'a>,
+    pub watch: Option<&'a Watch>,
+    pub workload: Workload,
+}
+
+impl Evaluated<'_> {
+    fn seen(&self, placement: &Placement, time: impl FnOnce(&Placement) -> Option<SimTime>) -> Option<SimTime> {
+        let real = self.teams.accepted(placement)?;
+        let time = time(&real)?;
+        if let Some(watch) = self.watch {
+            watch.plan(&self.workload, &real, time);
+        }
+        Some(time)
+    }
+}
+
+impl spipe_planner::Evaluator for Evaluated<'_> {
+    fn iteration(&self, placement: &Placement) -> Option<SimTime> {
+        self.seen(placement, |real| self.evaluator.iteration(real))
+    }
+
+    fn iteration_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
+        self.seen(placement, |real| self.evaluator.iteration_within(real, limit))
+    }
+}
