@@ -119,7 +119,7 @@ fn a_grouped_order_keeps_optimizer_states_on_a_drive() {
 fn replicas_are_named() {
     let folder = Folder::new();
     let plan = folder.plan("--system fsdp");
-    assert_eq!(plan["mesh"]["sharding"]["kind"], "parameters", "{plan}");
+    assert_eq!(plan["mesh"]["sharding"], "parameters", "{plan}");
     let same = |_: usize, _: &mut Value| {};
     let over = |replicas: &[&str]| {
         let mesh = json!({ "replicas": replicas, "sharding": { "kind": "parameters" } });

@@ -13,14 +13,34 @@ use spipe_base::{Bytes, LayerId, Seconds};
 use spipe_hardware::{CollectiveKind, Hardware};
 use spipe_model::Model;
 
+impl CostTable {
+    /// Computes the table of `model` on the teams of `mesh` for `workload`. Its own workload is that of one replica,
+    /// and the figures of a device are those of each member of the team that it leads.
+    ///
+    /// # Errors
+    /// The sizes of the workload, a layer that no device can run, and what the mesh does not divide.
+    pub fn on(model: &Model, hardware: &Hardware, workload: &Workload, mesh: &Mesh) -> Result<Self, CostError> {
+        if mesh.is_single() {
+            return Self::new(model, hardware, workload);
+        }
+        workload.check()?;
+        let each = mesh.microbatches_of_each(workload.microbatches)?;
+        of_replica((model, hardware), &Workload { microbatches: each, ..*workload }, mesh)
+    }
+}
+
 /// The table of one replica of `mesh`, whose workload is `workload`.
-pub fn table((model, hardware): (&Model, &Hardware), workload: &Workload, mesh: &Mesh) -> Result<CostTable, CostError> {
+fn of_replica(
+    (model, hardware): (&Model, &Hardware),
+    workload: &Workload,
+    mesh: &Mesh,
+) -> Result<CostTable, CostError> {
     let tensor = mesh.tensor();
     let refused = |layer: LayerId| CostError::Team { layer: model.layers()[layer].name.clone(), tensor };
     let part = model.shard(tensor).map_err(refused)?;
-    let mut table = CostTable::of_whole(&part, hardware, workload)?;
+    let mut table = CostTable::new(&part, hardware, workload)?;
     if tensor > 1 {
-        let whole = mesh.sequence.then(|| CostTable::of_whole(model, hardware, workload)).transpose()?;
+        let whole = mesh.sequence.then(|| CostTable::new(model, hardware, workload)).transpose()?;
         add_sums(&mut table, (&part, hardware), mesh)?;
         if let Some(whole) = whole {
             divide_activations(&mut table, &whole, tensor);

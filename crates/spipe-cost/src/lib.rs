@@ -32,7 +32,7 @@
 
 mod added;
 mod bound;
-mod collectives;
+pub mod collectives;
 mod data;
 mod divided;
 mod error;

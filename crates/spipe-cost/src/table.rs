@@ -3,7 +3,7 @@
 use crate::{
     CostError, LayerMemory, Mesh, Mode, Workload,
     added::Added,
-    compute_type, divided,
+    compute_type,
     launches::launches,
     memory::selected,
     roofline::{Roofline, UNFUSED},
@@ -86,25 +86,6 @@ pub struct CostTable {
 impl CostTable {
     /// Computes the table of `model` on `hardware` for `workload`.
     pub fn new(model: &Model, hardware: &Hardware, workload: &Workload) -> Result<Self, CostError> {
-        Self::on(model, hardware, workload, &Mesh::default())
-    }
-
-    /// Computes the table of `model` on the teams of `mesh` for `workload`. Its own workload is that of one replica,
-    /// and the figures of a device are those of each member of the team that it leads.
-    ///
-    /// # Errors
-    /// The sizes of the workload, a layer that no device can run, and what the mesh does not divide.
-    pub fn on(model: &Model, hardware: &Hardware, workload: &Workload, mesh: &Mesh) -> Result<Self, CostError> {
-        if mesh.is_single() {
-            return Self::of_whole(model, hardware, workload);
-        }
-        workload.check()?;
-        let each = mesh.microbatches_of_each(workload.microbatches)?;
-        divided::table((model, hardware), &Workload { microbatches: each, ..*workload }, mesh)
-    }
-
-    /// Computes the table without a mesh.
-    pub(crate) fn of_whole(model: &Model, hardware: &Hardware, workload: &Workload) -> Result<Self, CostError> {
         workload.check()?;
         let mut kinds = BTreeMap::new();
         let mut table = Self {

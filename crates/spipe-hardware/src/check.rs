@@ -38,6 +38,7 @@ pub(crate) fn check(file: &HardwareFile, parts: &Parts, report: &mut Report<'_>)
     parts.gpus.iter().for_each(|part| gpu(part, report));
     parts.nvmes.iter().for_each(|part| nvme(part, report));
     parts.links.iter().for_each(|part| link(part, report));
+    network(file, report);
     collectives(file, report);
     parts.copies.iter().for_each(|part| copies(part, parts, report));
     link_ends(parts, all_read, report);
@@ -239,6 +240,28 @@ fn socket(Placed { path, item }: &Placed<SocketFile>, report: &mut Report<'_>) {
     table.source(item.source.as_ref(), item.measured.as_ref());
     table.title = format!("dram `{}`", item.dram.name);
     table.capacity(("dram.capacity", *item.dram.capacity), ("dram.reserved", item.dram.reserved));
+}
+
+/// The most computers of a machine.
+const MOST_NODES: u32 = 4096;
+
+/// Checks the number of computers and their network.
+fn network(file: &HardwareFile, report: &mut Report<'_>) {
+    let nodes = file.nodes.unwrap_or(1);
+    if nodes == 0 || nodes > MOST_NODES {
+        report.error("nodes", format!("a machine of {nodes} computers; give from 1 to {MOST_NODES}"));
+    }
+    match &file.network {
+        None if nodes > 1 => {
+            let hint = "add a table `[network]` with `cards` and `rate`";
+            report.push("nodes", Diagnostic::error(format!("{nodes} computers without a network")).hint(hint));
+        }
+        Some(network) if network.cards == 0 => report.error("network.cards", "a network without cards".into()),
+        Some(network) if network.oversubscription.is_some_and(|factor| !(1.0..1e6).contains(&factor)) => {
+            report.error("network.oversubscription", "an oversubscription below 1".into());
+        }
+        _ => {}
+    }
 }
 
 /// Checks the measured collectives.

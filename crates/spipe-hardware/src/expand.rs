@@ -5,7 +5,7 @@ use crate::{CopyFile, GpuFile, HardwareFile, LinkFile, NodeFile, NvmeFile, Socke
 
 /// The longest range: more items than any machine has, so that a typing error cannot fill the
 /// memory.
-const MOST: usize = 4096;
+pub(crate) const MOST: usize = 4096;
 
 /// An item with the path of its table, such as `gpu.0`.
 pub(crate) struct Placed<T> {
@@ -14,6 +14,7 @@ pub(crate) struct Placed<T> {
 }
 
 /// All items of a machine, each with its own name.
+#[derive(Default)]
 pub(crate) struct Parts {
     pub sockets: Vec<Placed<SocketFile>>,
     pub gpus: Vec<Placed<GpuFile>>,
@@ -27,7 +28,8 @@ pub(crate) struct Parts {
 }
 
 impl Parts {
-    pub fn new(file: &HardwareFile, report: &mut Report<'_>) -> Self {
+    /// The items of one computer.
+    pub fn of_one(file: &HardwareFile, report: &mut Report<'_>) -> Self {
         let node = |node: &mut NodeFile, change: &mut Change<'_>| change(&mut node.name);
         let mut nodes = expand("root-complex", &file.root_complex, node, report);
         nodes.extend(expand("switch", &file.switch, node, report));

@@ -46,6 +46,13 @@ pub struct HardwareFile {
     /// The parts of a catalogue that it was composed of, such as "2 x rtx3090".
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
+    /// The number of equal computers, of which the file describes one; 1 by default. Devices and memories are numbered
+    /// across them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<u32>,
+    /// The network between them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkFile>,
     /// CPU sockets; a socket with several NUMA nodes has one table per node.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub socket: Vec<SocketFile>,
@@ -302,6 +309,24 @@ pub struct NodeFile {
     pub source: Option<String>,
 }
 
+/// The network between equal computers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct NetworkFile {
+    /// The cards of a computer. With as many as GPUs, each GPU has its own; otherwise they are at the switches or root
+    /// complexes of their GPUs.
+    pub cards: u32,
+    /// The rate that large messages reach over one card.
+    pub rate: Text<BytesPerSecond>,
+    /// The latency from one computer to another; 5 µs by default (estimate).
+    pub latency: Option<Text<Seconds>>,
+    /// The rates of all cards of a computer together, relative to its way to the other computers; 1 by default: a switch
+    /// that carries all of them.
+    pub oversubscription: Option<f64>,
+    /// The source of the numbers; it starts with "estimate" if they are estimated.
+    pub source: Option<String>,
+}
+
 /// A measured collective among neighbouring GPUs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -366,6 +391,8 @@ impl HardwareFile {
             name: name.into(),
             description: None,
             parts: Vec::new(),
+            nodes: None,
+            network: None,
             socket: Vec::new(),
             gpu: Vec::new(),
             nvme: Vec::new(),

@@ -17,6 +17,7 @@
 mod attention;
 mod build;
 mod check;
+mod cluster;
 mod collective;
 mod device;
 mod efficiency;
@@ -40,7 +41,8 @@ pub use device::{Device, DeviceKind, Link, MeasuredLayer, Memory, MemoryKind, Pr
 pub use efficiency::{Efficiency, Saturation};
 pub use file::{
     AttentionFile, CollectiveFile, CopyFile, DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile,
-    HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
+    HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, NetworkFile, NodeFile, NvmeFile, Peak,
+    SocketFile, schema,
 };
 pub use fitted::FittedFile;
 pub use hardware::Hardware;

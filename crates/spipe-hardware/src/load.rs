@@ -1,14 +1,14 @@
 //! The steps from a file to a checked machine: read, expand, check, build, check the connections.
 
 use crate::{
-    Device, GpuFile, Hardware, HardwareFile, MemoryKind, Runtime,
+    Device, GpuFile, Hardware, HardwareFile, MemoryKind, NetworkFile, Runtime,
     build::build,
     check::{check, node_names},
     expand::Parts,
     read::{parse, parse_runtime},
     report::{Report, Source},
 };
-use spipe_base::{Bytes, Diagnostic, Faults, MemoryId};
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, MemoryId};
 use std::collections::{BTreeMap, BTreeSet};
 use toml::de::DeTable;
 
@@ -37,7 +37,7 @@ impl Hardware {
     pub fn expanded(&self) -> HardwareFile {
         let source = Source { file: self.name(), text: "", root: None };
         let parts = Parts::new(self.file(), &mut Report::new(source));
-        let mut file = self.file().clone();
+        let mut file = of_one_table_each(self.file(), &parts);
         file.gpu = parts.gpus.into_iter().map(|part| part.item).collect();
         file.socket = parts.sockets.into_iter().map(|part| part.item).collect();
         file.link = parts.links.into_iter().map(|part| part.item).collect();
@@ -85,6 +85,20 @@ impl Hardware {
         self
     }
 
+    /// Returns `nodes` such machines, as computers with a network between them.
+    ///
+    /// # Errors
+    /// The machine has several computers already, and all faults of the larger machine.
+    pub fn on_nodes(&self, nodes: u32, network: NetworkFile) -> Result<Self, Faults> {
+        if self.devices().iter().any(|device| device.node != self.devices()[DeviceId::from(0)].node) {
+            let fault = Diagnostic::error(format!("`{}` has several computers already", self.name()));
+            return Err(fault.hint("name the profile of one computer").into());
+        }
+        let name = format!("{}-n{nodes}", self.name());
+        let file = HardwareFile { name, nodes: Some(nodes), network: Some(network), ..self.file().clone() };
+        self.changed(file)
+    }
+
     /// Returns the machine of another `file`, under the same runtime and with the same head-room.
     ///
     /// # Errors
@@ -111,7 +125,7 @@ impl Hardware {
         faults.or(())?;
         let source = Source { file: self.name(), text: "", root: None };
         let parts = Parts::new(self.file(), &mut Report::new(source));
-        let mut file = self.file().clone();
+        let mut file = of_one_table_each(self.file(), &parts);
         let (gpus, removed): (Vec<GpuFile>, Vec<GpuFile>) =
             parts.gpus.into_iter().map(|part| part.item).partition(|gpu| devices.contains(&gpu.name));
         file.gpu = gpus.into_iter().map(|gpu| GpuFile { index: self.number_of(&gpu.name, devices), ..gpu }).collect();
@@ -149,6 +163,18 @@ impl Hardware {
         let faults = report.into_sorted();
         if faults.is_harmless() { Ok(hardware.with_warnings(faults)) } else { Err(faults) }
     }
+}
+
+/// `file` with the drives, switches and cards of all computers, if there are several.
+fn of_one_table_each(file: &HardwareFile, parts: &Parts) -> HardwareFile {
+    let mut file = file.clone();
+    if file.nodes.take().is_some_and(|nodes| nodes > 1) {
+        file.network = None;
+        file.nvme = parts.nvmes.iter().map(|part| part.item.clone()).collect();
+        (file.root_complex, file.switch) = (Vec::new(), parts.nodes.iter().map(|part| part.item.clone()).collect());
+        file.nic = parts.network_cards.iter().map(|part| part.item.clone()).collect();
+    }
+    file
 }
 
 /// Removes links to nodes that no other link and no table names, such as the root complex of removed

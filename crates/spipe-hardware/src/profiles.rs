@@ -17,6 +17,7 @@ const PROFILES: &[(&str, &str)] = profiles! {
     "a100-80g-x8-nvlink"
     "gh200"
     "h100"
+    "h100-80g-x8-nvlink"
     "h20"
     "one-gpu"
     "quadro-rtx8000"

@@ -4,8 +4,8 @@
 use crate::{
     AttentionFile, AttentionKernel, CollectiveFile, CollectiveKind, CollectiveRates, CopyFile, DataType, DramFile,
     EfficiencyFile, FactorsFile, FittedFile, GpuFile, HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile,
-    LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NodeFile, NormKernel, NvmeFile, ProductRates, RuntimeFile,
-    SocketFile, VectorExtension,
+    LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NetworkFile, NodeFile, NormKernel, NvmeFile, ProductRates,
+    RuntimeFile, SocketFile, VectorExtension,
     report::{Report, Source},
     words::Word,
 };
@@ -445,7 +445,8 @@ macro_rules! tables {
 
 tables! {
     HardwareFile "hardware file" {
-        format_version name description parts socket gpu nvme root_complex switch nic link copy collective fitted
+        format_version name description parts nodes network socket gpu nvme root_complex switch nic link copy collective
+        fitted
     }
     SocketFile "socket" {
         name memory_only cores peak optimizer_rate dram numa_node memory_channels vector_extensions launch_floor
@@ -464,6 +465,7 @@ tables! {
     MeasuredFile "measurement" { date command spread }
     NvmeFile "nvme" { name capacity read write reserved latency source }
     NodeFile "node" { name source }
+    NetworkFile "network" { cards rate latency oversubscription source }
     CollectiveFile "collective" { kind gpus latency bandwidth source }
     LinkFile "link" { name between up down bandwidth both latency source }
     CopyFile "copy" { among bandwidth both source }

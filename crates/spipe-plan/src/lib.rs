@@ -54,8 +54,8 @@ pub use footprint::{
 };
 pub use knob::Knob;
 pub use layout::{Layout, LayoutPart};
-pub use mesh_file::{FEWEST_RESIDENT, MeshFile};
-pub use placement::{FEWEST_OFFLOAD_SLOTS, Held, InFlight, Placement};
+pub use mesh_file::{MeshFile, ShardingFile, ShardingName};
+pub use placement::{FEWEST_OFFLOAD_SLOTS, FEWEST_RESIDENT, Held, InFlight, Placement};
 pub use plan::{
     EngineCommand, ExpectedError, Gain, Incumbent, MemoryParts, Outcome, OutcomeStatus, Plan, SearchRecord,
 };

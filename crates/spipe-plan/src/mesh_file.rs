@@ -7,10 +7,6 @@ use spipe_cost::{Mesh, Sharding, Team};
 use spipe_hardware::Hardware;
 use std::collections::BTreeSet;
 
-/// The fewest gathered stages of a replica with sharded parameters: one that computes, and one that is
-/// being gathered.
-pub const FEWEST_RESIDENT: u64 = 2;
-
 /// A mesh in plan files.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]

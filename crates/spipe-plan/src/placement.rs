@@ -1,8 +1,12 @@
 //! Placements: stages, and the answers that hold for all of them.
 
-use crate::{FEWEST_RESIDENT, GradientsLeave, Mesh, Offload, OrderKind, Sharding, Stage, System, Update};
+use crate::{GradientsLeave, Mesh, Offload, OrderKind, Sharding, Stage, System, Update};
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_hardware::Hardware;
+
+/// The fewest gathered stages of a replica with sharded parameters: one that computes, and one that is
+/// being gathered.
+pub const FEWEST_RESIDENT: u64 = 2;
 
 /// The fewest offload slots per direction: one for the microbatch in computation, and one for a
 /// copy under way.

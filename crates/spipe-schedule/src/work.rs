@@ -49,12 +49,16 @@ impl StageWork {
         }
     }
 
-    /// The computations of `stage` where its host waits for the copies before each pass: the device's
-    /// queue is empty, and the times of host and device add up.
-    pub fn after_copies(context: &Context<'_>, stage: &Stage) -> Self {
+    /// The computations of `stage` where its host waits for copies at some of its two ends: the device's queue is empty
+    /// there, and until it has filled, during one layer, the times of host and device add up.
+    pub fn after_copies(context: &Context<'_>, stage: &Stage, [before, behind]: [bool; 2]) -> Self {
         let mut work = Self::of(context, stage);
+        let at_end = |layers: LayerRange, layer: LayerId| {
+            (before && layer == layers.first()) || (behind && layer == layers.last())
+        };
         let queueing = |layers: LayerRange, pass: usize| -> Seconds {
-            let times = layers.iter().filter_map(|layer| context.cost.time(layer, stage.lead()));
+            let filling = layers.iter().filter(|layer| at_end(layers, *layer));
+            let times = filling.filter_map(|layer| context.cost.time(layer, stage.lead()));
             times.map(|time| time.queueing[pass]).sum()
         };
         work.forward.0 = work.forward.0 + queueing(stage.layers, 0);

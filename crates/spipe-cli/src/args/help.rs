@@ -57,7 +57,8 @@ const PLAN: &[(&str, &[&str])] = &[
             "loss",
         ],
     ),
-    ("Machine", &["hardware", "devices", "runtime", "head_room"]),
+    ("Machine", &["hardware", "nodes", "network", "devices", "runtime", "head_room"]),
+    ("Parallelism", &["tensor_parallel", "sequence_parallel", "pipeline_parallel", "data_parallel", "sharding"]),
     (
         "Choices",
         &["system", "layout", "pin", "state_on", "parameters_on", "activations_on", "tensor", "data", "recompute"],

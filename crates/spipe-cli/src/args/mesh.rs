@@ -1,6 +1,8 @@
 //! The arguments that say how devices share a model and its batch.
 
+use crate::Failure;
 use clap::{Args as Group, ValueEnum};
+use spipe_hardware::{Hardware, NetworkFile};
 use spipe_plan::Sharding;
 use spipe_search::Degrees;
 
@@ -19,6 +21,12 @@ pub struct Mesh {
     /// Replicas that share the batch (data parallelism)
     #[arg(long, value_name = "N", visible_alias = "dp")]
     pub data_parallel: Option<u64>,
+    /// Equal computers, of which the profile describes one
+    #[arg(long, value_name = "N", requires = "network")]
+    pub nodes: Option<u32>,
+    /// The network between them, by cards of a computer and their line rate, such as 4x200Gb
+    #[arg(long, value_name = "CARDS", requires = "nodes")]
+    pub network: Option<String>,
     /// What is divided among replicas: nothing, the optimizer (ZeRO 1), or all with the parameters (ZeRO 3, FSDP)
     #[arg(long, value_enum)]
     pub sharding: Option<ShardingChoice>,
@@ -36,6 +44,14 @@ pub enum ShardingChoice {
 }
 
 impl Mesh {
+    /// `hardware`, or as many such computers as are asked for.
+    pub fn computers(&self, hardware: Hardware) -> Result<Hardware, Failure> {
+        let Some((nodes, network)) = self.nodes.zip(self.network.as_deref()) else { return Ok(hardware) };
+        let wrong = |what: String| Failure::argument(what, "give cards and line rate, such as `--network 4x200Gb`");
+        let network = NetworkFile::parse(network).map_err(wrong)?;
+        hardware.on_nodes(nodes, network).map_err(Failure::Arguments)
+    }
+
     /// The degrees.
     pub const fn degrees(&self) -> Degrees {
         Degrees {

@@ -17,7 +17,7 @@ use spipe_base::Diagnostic;
 use spipe_fit::{Command, Field, Refusal, Run, Runs, Stated, TensorData, Work};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
-use spipe_search::{Chosen, Request, compare::tensor_data::best, search, workloads};
+use spipe_search::{Chosen, Meshes, Request, compare::tensor_data::best, search, workloads};
 use std::time::Duration;
 
 /// The time to search the plan of a run that gives no limit: its pins should leave little to search.
@@ -82,8 +82,13 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
     let machine = task.unfitted(&what, runtime)?;
     task::idle(&what, &given, (&task, &systems))?;
     let workloads = workloads(task.template, task.global_batch, &pinned.microbatch)?;
+    let inputs = (&task.model, machine.hardware().as_ref());
+    let Meshes { all: meshes, systems, all_teams } =
+        what.mesh.degrees().chosen(inputs, &workloads, (&systems, OPTIONS))?;
     let found = search(&Request {
         systems,
+        meshes,
+        all_teams,
         planner: what.planner,
         time_limit: if given.has("time-limit") { input::limit(what.time_limit)? } else { TIME_LIMIT },
         gap: input::fraction(&what.gap)?,

@@ -50,6 +50,7 @@ impl Task {
     pub fn on(what: &args::Plan, model: Model, hardware: Hardware) -> Result<Self, Failure> {
         let solves_for_rank = what.solve_for == Some(Unknown::Rank);
         let model = what.training.adapt(frozen(model, &what.freeze)?, solves_for_rank)?;
+        let hardware = what.mesh.computers(hardware)?;
         let hardware = input::part(hardware, &args::Devices::names(&what.devices))?;
         let mode = input::mode(&model, what.mode)?;
         let global_batch = match (what.global_batch, what.solve_for) {

@@ -17,6 +17,8 @@ pub fn shipped() -> &'static [(&'static str, &'static str)] {
         "llama2-13b",
         "llama2-70b",
         "llama2-7b",
+        "llama3-405b",
+        "llama3-70b",
         "llama3-8b",
         "pipeoffload-10.5b",
         "pipeoffload-18.1b",

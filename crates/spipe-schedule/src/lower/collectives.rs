@@ -1,8 +1,9 @@
 //! Collectives over replicas as flows: each device receives from the one before it in a ring.
 
 use crate::{Flow, Share};
-use spipe_base::{Bytes, BytesPerSecond, DeviceId, Diagnostic, LinkId, MemoryId, SimTime};
-use spipe_hardware::{CollectiveKind, CollectiveRates, Constant, Route};
+use spipe_base::{Bytes, BytesPerSecond, DeviceId, Diagnostic, LinkId, SimTime};
+use spipe_cost::collectives::{is_apart, latencies, measured, rings, route, steps};
+use spipe_hardware::{CollectiveKind, Hardware, Route};
 use spipe_plan::{Context, Team};
 use std::collections::BTreeMap;
 
@@ -10,8 +11,7 @@ use std::collections::BTreeMap;
 /// nothing moves. It passes a channel as often as the hops that run at the same time: those of all rings or, in a program
 /// that has all replicas, those of its own team.
 ///
-/// A ring of n devices takes n − 1 steps to gather or to reduce and scatter, and twice as many to reduce and gather; each
-/// step moves an n-th of the bytes. In a program with one replica that stands for all, the slowest hop counts.
+/// In a program with one replica that stands for all, the slowest hop counts.
 ///
 /// # Errors
 /// Two neighbours are not connected.
@@ -25,51 +25,55 @@ pub(super) fn hop(
     let Some(own) = teams.iter().position(|team| team[0] == lead).filter(|_| count > 1 && bytes > Bytes::ZERO) else {
         return Ok(None);
     };
-    let hops =
-        |from: usize| teams[from].iter().zip(teams[(from + 1) % count]).map(|(from, to)| way(context, [*from, *to]));
-    let all = 0..count;
-    let senders = if context.cost.shows_all() { vec![(own + count - 1) % count] } else { all.collect() };
-    let routes: Vec<Vec<&Route>> = senders.into_iter().map(|from| hops(from).collect()).collect::<Result<_, _>>()?;
+    let groups = (0..teams[own].len()).map(|member| teams.iter().map(|team| team[member]).collect::<Vec<_>>());
     let mut passes: BTreeMap<LinkId, usize> = BTreeMap::new();
-    for link in routes.iter().flatten().flat_map(|route| &route.links) {
-        *passes.entry(*link).or_default() += 1;
+    let (mut of_lead, mut shares, mut apart) = (Vec::new(), 1, false);
+    for (member, group) in groups.enumerate() {
+        let rings = rings(context.hardware, &group);
+        (shares, apart) = (rings.len(), is_apart(context.hardware, &group));
+        for [from, to] in hops(&rings) {
+            let shown =
+                if context.cost.shows_all() { into(context.hardware, [from, to], (group[own], shares)) } else { true };
+            if shown {
+                let way = way(context.hardware, [from, to])?;
+                way.links.iter().for_each(|link| *passes.entry(*link).or_default() += 1);
+                of_lead.extend((member == 0).then_some(way));
+            }
+        }
     }
     let rate = |route: &Route| {
         let shared = |link: &LinkId| context.hardware.links()[*link].bandwidth.get() / passes[link] as f64;
         route.links.iter().map(shared).chain(route.rate_cap.map(|cap| cap.get())).fold(f64::INFINITY, f64::min)
     };
-    let leads = routes.iter().filter_map(|team| team.first().copied());
-    let slowest = leads.min_by(|one, other| rate(one).total_cmp(&rate(other)).then(other.latency.cmp(&one.latency)));
-    let steps = (count as u64 - 1) * if kind == CollectiveKind::AllReduce { 2 } else { 1 };
-    Ok(slowest.map(|route| {
+    let slower = |one: &&Route, other: &&Route| rate(one).total_cmp(&rate(other)).then(other.latency.cmp(&one.latency));
+    let moved = u128::from(bytes.get()) * u128::from(steps(kind, count)) / (count * shares) as u128;
+    Ok(of_lead.into_iter().min_by(slower).map(|route| {
         let flow = Flow {
             route: route.links.iter().flat_map(|link| std::iter::repeat_n(*link, passes[link])).collect(),
-            latency: SimTime::from_seconds(route.latency * steps as f64),
-            bytes: Bytes::new((u128::from(bytes.get()) * u128::from(steps) / count as u128) as u64),
+            latency: SimTime::from_seconds(route.latency * latencies(kind, count, apart)),
+            bytes: Bytes::new(moved as u64),
             rate_cap: route.rate_cap,
             share: Share::default(),
         };
-        as_measured(context, flow, (kind, bytes, count))
+        let known = measured(context.hardware, (kind, count, apart), bytes);
+        let rate = known.and_then(|time| BytesPerSecond::new(flow.bytes.as_f64() / time.get()));
+        match rate {
+            Some(rate) => Flow { latency: SimTime::ZERO, rate_cap: Some(rate), ..flow },
+            None => flow,
+        }
     }))
 }
 
-/// The route between the memories of two devices.
-fn way<'a>(context: &Context<'a>, ends: [DeviceId; 2]) -> Result<&'a Route, Diagnostic> {
-    let hardware = context.hardware;
-    let [from, to]: [MemoryId; 2] = ends.map(|device| hardware.devices()[device].memory);
-    let name = |memory: MemoryId| &hardware.memories()[memory].name;
-    let apart = || Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to)));
-    hardware.route(from, to).ok_or_else(apart)
+/// The pairs of neighbours of all rings.
+fn hops(rings: &[Vec<DeviceId>]) -> impl Iterator<Item = [DeviceId; 2]> + '_ {
+    rings.iter().flat_map(|ring| ring.iter().zip(ring.iter().cycle().skip(1)).map(|(from, to)| [*from, *to]))
 }
 
-/// The flow at the rate at which the collective was measured, if it was and the runtime asks for it.
-fn as_measured(context: &Context<'_>, flow: Flow, (kind, bytes, count): (CollectiveKind, Bytes, usize)) -> Flow {
-    let runtime = context.hardware.runtime();
-    let wanted = runtime.collectives() == CollectiveRates::Measured;
-    let Some(measured) = context.hardware.collective(kind, count).filter(|_| wanted) else { return flow };
-    let seconds = measured.time(bytes).get() / runtime.constant(Constant::Links);
-    match BytesPerSecond::new(flow.bytes.as_f64() / seconds) {
-        Some(rate) => Flow { latency: SimTime::ZERO, rate_cap: Some(rate), ..flow },
-        None => flow,
-    }
+/// Whether a hop is the one by which `device` receives: its only one or, of several rings, that from another computer.
+fn into(hardware: &Hardware, [from, to]: [DeviceId; 2], (device, rings): (DeviceId, usize)) -> bool {
+    to == device && (rings == 1 || is_apart(hardware, &[from, to]))
+}
+
+fn way(hardware: &Hardware, ends: [DeviceId; 2]) -> Result<&Route, Diagnostic> {
+    route(hardware, ends).map_err(|error| Diagnostic::error(error.to_string()))
 }

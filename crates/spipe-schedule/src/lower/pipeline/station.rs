@@ -101,18 +101,14 @@ impl Station {
             backward,
             passes_gradient: context.passes_gradient(layers),
             cache,
-            work: if waits(context, placement, id) {
-                StageWork::after_copies(context, &stage)
-            } else {
-                StageWork::of(context, &stage)
-            },
+            work: StageWork::after_copies(context, &stage, waits(context, placement, id)),
         }
     }
 }
 
-/// Whether the host of a stage waits for copies before the passes of the stage: under a runtime that
-/// does, where a neighbour is on another device.
-fn waits(context: &Context<'_>, placement: &Placement, id: StageId) -> bool {
-    let crosses = Boundary::around(placement, id).contains(&Boundary::Across);
-    crosses && context.hardware.runtime().waits_for_copies()
+/// Whether the host of a stage waits for copies before it and behind it: under a runtime that does, where the neighbour is
+/// on another device.
+fn waits(context: &Context<'_>, placement: &Placement, id: StageId) -> [bool; 2] {
+    let waits = context.hardware.runtime().waits_for_copies();
+    Boundary::around(placement, id).map(|boundary| waits && boundary == Boundary::Across)
 }
