@@ -74,6 +74,8 @@ impl Class {
         match plan.devices().len() {
             0 | 1 => Self::OneGpu,
             _ if plan.placement().shards_parameters() => Self::DataParallel,
+            _ if plan.context().mesh().tensor() > 1 => Self::TensorParallel,
+            _ if plan.context().mesh().data() > 1 => Self::DataParallel,
             _ => Self::Pipeline,
         }
     }
@@ -118,7 +120,7 @@ impl Work {
     /// Returns the tokens of an iteration.
     pub fn tokens(&self) -> u64 {
         match self {
-            Self::Planned(plan) => plan.context().workload().tokens(),
+            Self::Planned(plan) => plan.context().cost.whole_workload().tokens(),
             Self::TensorData(work) => work.workload.tokens(),
         }
     }
@@ -133,8 +135,9 @@ impl Work {
         match self {
             Self::Planned(plan) => {
                 let planned = plan.context();
-                let (model, workload) = (planned.model, planned.workload());
-                let cost = CostTable::new(model, &hardware, workload).map_err(|error| impossible(error.to_string()))?;
+                let (model, workload, mesh) = (planned.model, planned.cost.whole_workload(), planned.mesh());
+                let cost = CostTable::on(model, &hardware, &workload, mesh);
+                let cost = cost.map_err(|error| impossible(error.to_string()))?;
                 let context = Context { model, hardware: &hardware, cost: &cost };
                 let program = lower(&context, plan.placement()).map_err(|faults| impossible(faults.to_string()))?;
                 let time = iteration_time(&program).ok_or_else(|| impossible("it runs out of memory".into()))?;

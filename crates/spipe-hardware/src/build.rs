@@ -5,7 +5,7 @@ use crate::{
     MatmulPoints, MeasuredFile, MeasuredLayer, Memory, MemoryKind, Peak, Provenance, SocketFile,
     check::pageable,
     expand::{Parts, Placed},
-    route::{Copies, End, Limits, routes},
+    route::{Copies, End, Limits, Routes},
     topology::{Node, Topology},
 };
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LinkId, MemoryId, NodeId, Seconds, Text};
@@ -45,7 +45,8 @@ pub(crate) fn build(file: &HardwareFile, parts: &Parts) -> Hardware {
     builder.number_nodes();
     builder.add_memory_links();
     builder.add_limits();
-    let routes = routes(&builder.topology, &builder.links, &builder.memories, (&builder.ends, &builder.limits));
+    let parts = (builder.ends, builder.limits);
+    let routes = Routes::new(builder.topology, builder.links.clone(), builder.memories.clone(), parts);
     Hardware::assemble(file.clone(), (builder.devices, builder.memories, builder.links), routes)
 }
 

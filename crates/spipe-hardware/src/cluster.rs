@@ -23,6 +23,10 @@ const REACHED: f64 = 0.92;
 /// The latency of a message between two computers (estimate: cards, one switch, RDMA).
 const LATENCY: f64 = 5e-6;
 
+/// The latency of the host's way to a card at a GPU (a choice): longer than any way within a computer, so that no copy
+/// within one passes a card.
+const BESIDE: f64 = 50e-6;
+
 /// The switch between computers.
 const SWITCH: &str = "network";
 
@@ -207,11 +211,11 @@ fn cards(all: &mut Parts, (names, node): (&Names, usize), (attached, network): (
         let (card, rate) = (format!("n{node}-nic{at}"), *count as f64);
         let item = NodeFile { name: card.clone(), source: network.source.clone() };
         all.network_cards.push(Placed { path: "network".into(), item });
-        let mut places = vec![("bus", place)];
-        places.extend(host.as_ref().map(|host| ("host", host)));
-        for (word, place) in places {
+        let mut places = vec![("bus", place, 0.0)];
+        places.extend(host.as_ref().map(|host| ("host", host, BESIDE)));
+        for (word, place, latency) in places {
             let ends = [names.on(place, node), card.clone()];
-            all.links.push(link(format!("{card}-{word}"), ends, rate, Seconds::ZERO));
+            all.links.push(link(format!("{card}-{word}"), ends, rate, Seconds::s(latency)));
         }
         all.links.push(link(format!("{card}-port"), [card, uplink.clone()], rate, latency));
     }

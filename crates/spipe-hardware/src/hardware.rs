@@ -4,6 +4,7 @@ use crate::{
     Collective, CollectiveKind, Device, HardwareFile, Link, Memory, MemoryKind, Route, Runtime, route::Routes,
 };
 use spipe_base::{Bytes, DeviceId, Faults, IdVec, LinkId, MemoryId};
+use std::sync::Arc;
 
 /// A checked machine: devices, memories, links, and the route between any two memories.
 ///
@@ -26,7 +27,7 @@ pub struct Hardware {
     devices: IdVec<DeviceId, Device>,
     memories: IdVec<MemoryId, Memory>,
     links: IdVec<LinkId, Link>,
-    routes: Routes,
+    routes: Arc<Routes>,
     warnings: Faults,
     runtime: Runtime,
     collectives: Vec<Collective>,
@@ -59,6 +60,7 @@ impl Hardware {
         let reserved = memories.iter().map(|memory| memory.reserved).collect();
         let (warnings, runtime) = (Faults::new(), Runtime::default());
         let collectives = file.collective.iter().map(Collective::new).collect();
+        let routes = Arc::new(routes);
         Self { file, devices, memories, links, routes, warnings, runtime, collectives, head_room: 0.0, reserved }
     }
 
@@ -186,13 +188,13 @@ impl Hardware {
     /// and network cards, but not through the memory of another GPU or a drive. `None` if the two
     /// memories are not connected.
     pub fn route(&self, from: MemoryId, to: MemoryId) -> Option<&Route> {
-        self.routes.between.get(from)?.get(to)?.as_ref()
+        self.routes.between(from, to)
     }
 
     /// Iterates over all routes with their ends, in the order of the memories.
     pub fn routes(&self) -> impl Iterator<Item = (MemoryId, MemoryId, &Route)> {
-        let rows = self.routes.between.enumerate();
-        rows.flat_map(|(from, row)| row.enumerate().filter_map(move |(to, route)| Some((from, to, route.as_ref()?))))
+        let ends = self.memories.ids().flat_map(|from| self.memories.ids().map(move |to| (from, to)));
+        ends.filter_map(|(from, to)| Some((from, to, self.route(from, to)?)))
     }
 
     /// Returns the DRAM nearest to a device: its own for a socket.
@@ -207,7 +209,7 @@ impl Hardware {
     }
 
     pub(crate) fn nearest_drams(&self, memory: MemoryId) -> &[MemoryId] {
-        &self.routes.hosts[memory]
+        self.routes.hosts(memory)
     }
 
     /// Returns the channels of a DRAM or of its pageable view, shared by all copies in or out and
@@ -224,7 +226,7 @@ impl Hardware {
 
     /// Whether two GPUs reach their host memory through the same root complex or switch.
     pub fn shared_root(&self, a: DeviceId, b: DeviceId) -> bool {
-        let roots = |id: DeviceId| &self.routes.roots[self.devices[id].memory];
+        let roots = |id: DeviceId| self.routes.roots(self.devices[id].memory);
         let gpus = self.devices[a].is_gpu() && self.devices[b].is_gpu();
         gpus && roots(a).iter().any(|root| roots(b).contains(root))
     }

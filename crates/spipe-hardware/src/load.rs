@@ -61,7 +61,11 @@ impl Hardware {
         self.with_capacities(|other, before| if other == memory { capacity } else { before })
     }
 
-    fn with_capacities(&self, capacity: impl Fn(MemoryId, Bytes) -> Bytes) -> Result<Self, Faults> {
+    /// Returns the machine with other capacities of its memories, from those that they have.
+    ///
+    /// # Errors
+    /// The faults of that machine.
+    pub fn with_capacities(&self, capacity: impl Fn(MemoryId, Bytes) -> Bytes) -> Result<Self, Faults> {
         let changed = |name: &str, before: Bytes| self.memory(name).map_or(before, |memory| capacity(memory, before));
         let mut file = self.expanded();
         for gpu in &mut file.gpu {

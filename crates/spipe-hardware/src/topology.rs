@@ -26,7 +26,7 @@ pub(crate) enum Node {
 }
 
 /// The nodes and the directed links between them.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Topology {
     /// Nodes by name.
     graph: DiGraph<(String, Node), LinkId>,
@@ -87,15 +87,38 @@ impl Topology {
         self.by_name.iter().map(|(name, node)| (name.as_str(), joined.find(node.index()))).collect()
     }
 
+    /// Returns the node with this name.
+    pub fn index(&self, name: &str) -> Option<NodeIndex> {
+        self.by_name.get(name).copied()
+    }
+
+    /// Returns the nodes with their roles.
+    pub fn nodes(&self) -> impl Iterator<Item = &(String, Node)> {
+        self.graph.node_weights()
+    }
+
     /// Returns a search for shortest paths.
-    pub fn paths<'a>(&'a self, links: &'a IdVec<LinkId, Link>) -> PathSearch<'a> {
+    pub fn paths<'a>(&'a self, links: &'a IdVec<LinkId, Link>, names: &'a LinkNames) -> PathSearch<'a> {
+        PathSearch { topology: self, links, names }
+    }
+}
+
+/// The links sorted by name.
+#[derive(Debug)]
+pub(crate) struct LinkNames {
+    by_name: Vec<LinkId>,
+    ranks: Vec<u32>,
+}
+
+impl LinkNames {
+    pub fn new(links: &IdVec<LinkId, Link>) -> Self {
         let mut by_name: Vec<LinkId> = links.ids().collect();
         by_name.sort_by(|a, b| links[*a].name.cmp(&links[*b].name));
         let mut ranks = vec![0; links.len()];
         for (rank, link) in (0..).zip(&by_name) {
             ranks[link.index()] = rank;
         }
-        PathSearch { topology: self, links, by_name, ranks }
+        Self { by_name, ranks }
     }
 }
 
@@ -103,53 +126,55 @@ impl Topology {
 pub(crate) struct PathSearch<'a> {
     topology: &'a Topology,
     links: &'a IdVec<LinkId, Link>,
-    by_name: Vec<LinkId>,
-    ranks: Vec<u32>,
+    names: &'a LinkNames,
 }
 
-impl<'a> PathSearch<'a> {
-    /// Returns the shortest paths from one node to all reachable ones (Dijkstra).
-    pub fn from(&self, start: &str) -> BTreeMap<&'a str, Path> {
-        let Some(&start) = self.topology.by_name.get(start) else { return BTreeMap::new() };
-        let mut found: BTreeMap<NodeIndex, Path> = BTreeMap::new();
+/// The shortest paths from one node, by node.
+pub(crate) type Paths = BTreeMap<NodeIndex, Path>;
+
+impl PathSearch<'_> {
+    /// Returns the shortest paths from one node to all reachable ones (Dijkstra), or with `within` to those of its
+    /// computer.
+    pub fn from(&self, start: &str, within: bool) -> Paths {
+        let Some(start) = self.topology.index(start) else { return BTreeMap::new() };
+        let closed = |node: NodeIndex| match self.topology.graph[node].1 {
+            Node::Closed => true,
+            Node::NetworkCard => within,
+            Node::Dram | Node::Open => false,
+        };
+        let mut found = Paths::new();
         let mut open = BinaryHeap::from([Reverse((Path { latency_ps: 0, hops: 0, ranks: Vec::new() }, start))]);
         while let Some(Reverse((path, node))) = open.pop() {
             if found.contains_key(&node) {
                 continue;
             }
-            if node == start || self.topology.graph[node].1 != Node::Closed {
+            if node == start || !closed(node) {
                 for edge in self.topology.graph.edges(node).filter(|edge| !found.contains_key(&edge.target())) {
                     open.push(Reverse((self.extend(&path, *edge.weight()), edge.target())));
                 }
             }
             found.insert(node, path);
         }
-        let topology = self.topology;
-        found.into_iter().map(|(node, path)| (topology.graph[node].0.as_str(), path)).collect()
+        found
     }
 
     fn extend(&self, path: &Path, link: LinkId) -> Path {
         let mut longer = path.clone();
         longer.latency_ps = longer.latency_ps.saturating_add(picoseconds(self.links[link].latency));
         longer.hops += 1;
-        longer.ranks.push(self.ranks[link.index()]);
+        longer.ranks.push(self.names.ranks[link.index()]);
         longer
     }
 
     /// Returns the links of a path, in order.
     pub fn links(&self, path: &Path) -> Vec<LinkId> {
-        path.ranks.iter().map(|rank| self.by_name[*rank as usize]).collect()
+        path.ranks.iter().map(|rank| self.names.by_name[*rank as usize]).collect()
     }
 
     /// Returns the nodes between the ends of a path, except DRAM.
     pub fn nodes_between(&self, path: &Path) -> Vec<String> {
         let inner = self.links(path).into_iter().skip(1).map(|link| self.links[link].from.clone());
         inner.filter(|name| self.topology.node(name) != Some(Node::Dram)).collect()
-    }
-
-    /// Whether a path stays within one machine.
-    pub fn is_within(&self, path: &Path) -> bool {
-        self.nodes_between(path).iter().all(|name| self.topology.node(name) != Some(Node::NetworkCard))
     }
 }
 

@@ -139,7 +139,7 @@ fn boundaries_moved(explained: &Explained<'_>, base: SimTime) -> Vec<Tried> {
             let before = StageId::from(behind.index() - 1);
             let change = format!("the boundary between {before} and {behind} one layer {words}");
             let context = explained.plan.context();
-            let plan = Plan::new(context.model.clone(), context.hardware.clone(), *context.workload(), moved);
+            let plan = Plan::new(context.model.clone(), context.hardware.clone(), context.cost.whole_workload(), moved);
             all.extend(plan.ok().and_then(|plan| tried(explained, base, (change, time, plan))));
         }
     }

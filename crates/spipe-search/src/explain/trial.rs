@@ -54,7 +54,7 @@ impl<'a> Explained<'a> {
     }
 
     pub(super) fn workload(&self) -> Workload {
-        *self.plan.context().workload()
+        self.plan.context().cost.whole_workload()
     }
 
     pub(super) fn placement(&self) -> &'a Placement {
@@ -83,6 +83,7 @@ impl<'a> Explained<'a> {
             pins,
             start,
             drives: true,
+            meshes: vec![self.placement().mesh_of_teams()],
             effort: Some(Effort::Low),
             ..Request::new(Arc::clone(&self.model), hardware, vec![workload])
         })
@@ -100,7 +101,7 @@ impl<'a> Explained<'a> {
     }
 
     fn timed(&self, hardware: &Arc<Hardware>, placement: &Placement) -> Option<SimTime> {
-        let setting = Setting::new(&self.model, hardware, &self.workload()).ok()?;
+        let setting = Setting::of(&self.model, hardware, &self.workload(), placement).ok()?;
         setting.evaluator().checked_iteration(placement)
     }
 }

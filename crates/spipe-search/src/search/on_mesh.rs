@@ -11,11 +11,11 @@
 use crate::{evaluator::Evaluator, request::watch::Watch, setting::Setting};
 use spipe_base::{Bytes, DeviceId, IdVec, MemoryId, SimTime};
 use spipe_cost::{CostError, Workload};
-use spipe_hardware::{Hardware, MemoryKind};
+use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Mesh, Placement, Stage, Weights, check};
 use spipe_planner::Pins;
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// The machine of the leads, and the real one.
 pub struct OnMesh {
@@ -97,20 +97,21 @@ fn leading(hardware: &Hardware, mesh: &Mesh) -> Option<Hardware> {
     let leads: Vec<DeviceId> = mesh.leads().collect();
     let sockets = devices.enumerate().filter(|(_, device)| !device.is_gpu()).map(|(id, _)| id);
     let names: Vec<String> = leads.iter().copied().chain(sockets).map(|id| devices[id].name.clone()).collect();
-    let mut part = hardware.restricted_to(&names).ok()?.with_gpu_memory_of(hardware);
-    let near = |memory: MemoryId, device: &DeviceId| hardware.host_memory(*device) == Some(memory);
-    for (id, memory) in hardware.memories().enumerate().filter(|(_, memory)| memory.kind == MemoryKind::Dram) {
-        let all = mesh.devices().filter(|device| near(id, device)).count() as u64;
-        let here = leads.iter().filter(|device| near(id, device)).count() as u64;
-        let known = part.memory(&memory.name).filter(|_| memory.pageable_view_of.is_none() && here > 0 && all > here);
-        if let Some(known) = known {
-            part = part
-                .with_capacity(known, Bytes::new(memory.capacity.get() / all * here))
-                .ok()?
-                .with_gpu_memory_of(hardware);
+    let near = |devices: &mut dyn Iterator<Item = DeviceId>| {
+        let mut count: BTreeMap<&str, u64> = BTreeMap::new();
+        for host in devices.filter_map(|device| hardware.host_memory(device)) {
+            *count.entry(hardware.memories()[host].name.as_str()).or_default() += 1;
         }
-    }
-    Some(part)
+        count
+    };
+    let (all, here) = (near(&mut mesh.devices()), near(&mut leads.iter().copied()));
+    let part = hardware.restricted_to(&names).ok()?;
+    let room = |memory: MemoryId, capacity: Bytes| {
+        let name = part.memories()[memory].name.as_str();
+        let shares = here.get(name).zip(all.get(name));
+        shares.map_or(capacity, |(here, all)| Bytes::new(capacity.get() / all * here))
+    };
+    Some(part.with_capacities(room).ok()?.with_gpu_memory_of(hardware))
 }
 
 /// An evaluator of placements on the machine of the leads, whose results are recorded.

@@ -42,7 +42,7 @@ pub fn planned(found: &Found, engines: &Engines) -> Result<(Planned, Trace), Sea
     let room =
         metrics.peaks.iter().filter_map(|(name, peak)| Some((name.clone(), usable(name)?.saturating_sub(*peak).get())));
     let planned = Planned {
-        tokens_per_second: context.workload().tokens() as f64 / seconds,
+        tokens_per_second: context.cost.whole_workload().tokens() as f64 / seconds,
         iteration_ms: metrics.iteration.to_ms(),
         system: found.solution.placement.system.to_string(),
         gap: Some(found.solution.gap),

@@ -102,7 +102,7 @@ fn fastest(request: &Request, found: &[Remedy]) -> Option<String> {
         let effort = Some(Effort::Low);
         let found =
             attempt(&Request { workloads, systems, effort, watch: None, hint: false, ..request.clone() }).ok()?;
-        let tokens = found.plan.context().workload().tokens() as f64;
+        let tokens = found.plan.context().cost.whole_workload().tokens() as f64;
         let words = match remedy {
             Remedy::System(_) => format!("use {}", request.spelling.value("system", found.plan.placement().system)),
             _ => other(remedy, request.spelling)?,
