@@ -56,7 +56,8 @@ pub fn reference(plan: &Plan, program: &Program, data: &Data, options: &Options)
     let of = |(unit, shapes): (&Unit, &Vec<Parameter>)| shapes[..unit.trained()].iter().map(state).collect();
     let mut states: Vec<Vec<TensorState>> = units.iter().zip(&shapes).map(of).collect();
     let mut result = Reference { losses: Vec::new(), gradients: Vec::new(), durations: Vec::new() };
-    let (microbatches, sequences) = (context.workload().microbatches as usize, context.workload().microbatch as usize);
+    let (microbatches, sequences) =
+        (context.cost.whole_workload().microbatches as usize, context.workload().microbatch as usize);
     let delayed = program
         .buffers()
         .iter()

@@ -59,16 +59,21 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
         parts.push("padded sequences or documents of different lengths".into());
     }
     parts.extend(repeated(context));
-    parts.extend(teams(context));
+    parts.extend(beyond_replicas(context));
     planned_only(context, parts, executed)
 }
 
-fn teams(context: &Context<'_>) -> Option<String> {
-    let mesh = context.mesh();
-    match [mesh.tensor(), mesh.data()] {
-        [1, 1] => None,
-        [1, data] => Some(format!("{data} replicas")),
-        [tensor, _] => Some(format!("teams of {tensor} devices that share layers")),
+/// What is beyond replicas of a pipeline that trains all parameters, each with the whole optimizer.
+fn beyond_replicas(context: &Context<'_>) -> Option<String> {
+    let (mesh, trains) = (context.mesh(), context.workload().mode == Mode::Train);
+    match mesh.data() {
+        _ if mesh.tensor() > 1 => Some(format!("teams of {} devices that share layers", mesh.tensor())),
+        1 => None,
+        data if mesh.state_parts() > 1 => Some(format!("an optimizer that {data} replicas divide")),
+        data if !trains || context.model.lora().is_some() => {
+            Some(format!("{data} replicas of a model whose own parameters are not trained"))
+        }
+        _ => None,
     }
 }
 

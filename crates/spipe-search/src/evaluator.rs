@@ -4,7 +4,7 @@ use crate::error::SearchError;
 use spipe_base::{Bytes, MemoryId, SimTime};
 use spipe_plan::{Context, MemoryParts, Placement, Plan, check};
 use spipe_planner::Evaluator as _;
-use spipe_schedule::{Program, lower};
+use spipe_schedule::{Program, lower, lower_all_replicas};
 use spipe_sim::{Options, Simulation, is_ok, iteration_time, iteration_time_within, simulate};
 use spipe_trace::MemoryTrack;
 use std::collections::BTreeMap;
@@ -76,6 +76,14 @@ impl spipe_planner::Evaluator for Evaluator<'_> {
     fn iteration_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
         iteration_time_within(&self.program(placement)?, limit)
     }
+}
+
+/// The program that runs a plan: with all replicas, where [`program`] has one that stands for all.
+///
+/// # Errors
+/// The plan cannot be lowered.
+pub fn whole_program(plan: &Plan) -> Result<Program, SearchError> {
+    Ok(lower_all_replicas(&plan.context(), plan.placement())?)
 }
 
 /// The program of a plan.

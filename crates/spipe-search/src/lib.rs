@@ -42,7 +42,7 @@ mod setting;
 pub mod whatif;
 
 pub use error::SearchError;
-pub use evaluator::{Evaluator, program};
+pub use evaluator::{Evaluator, program, whole_program};
 pub use request::{
     Request, cores,
     drives::DriveFor,

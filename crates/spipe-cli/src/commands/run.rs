@@ -52,8 +52,8 @@ pub fn run(what: &args::Run, given: &Given, format: Format) -> Result<(), Failur
         .options_if(trains, &["save-outputs"], "in training", "leave it out, or plan with `--mode infer`")
         .refuse()?;
     let encoding = Encoding::new(what.tokenizer.as_deref())?;
-    let data = data::read(&what.data, &encoding, plan.context().model, plan.context().workload())?;
-    let program = spipe_search::program(&plan)?;
+    let data = data::read(&what.data, &encoding, plan.context().model, &plan.context().cost.whole_workload())?;
+    let program = spipe_search::whole_program(&plan)?;
     let run = Run {
         plan: &plan,
         program: &program,
@@ -99,7 +99,7 @@ fn is_gpu(run: &Run<'_>, binding: &Binding) -> bool {
 /// have been predicted with those of another engine.
 fn tell_lateness(run: &Run<'_>, measured: &Trace, path: &str) {
     let own = run.plan.under(Runtime::default()).ok();
-    let program = own.and_then(|plan| spipe_search::program(&plan).ok());
+    let program = own.and_then(|plan| spipe_search::whole_program(&plan).ok());
     let program = program.as_ref().unwrap_or(run.program);
     let predicted = spipe_sim::simulate(program, &spipe_sim::Options::default()).trace;
     let commands = engines::commands(run.plan, path);

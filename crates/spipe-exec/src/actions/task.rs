@@ -423,9 +423,9 @@ impl ActionBuffers<'_> {
     }
 
     fn gather(&self) -> Result<Task, Missing> {
-        let parameters: ContentTest = |content| PARAMETERS(content) || SHARED(content);
-        let to = self.write(parameters).ok_or(Missing("gathers nothing"))?;
-        let mut from = self.all(self.program.reads(self.action), parameters);
+        let gathered: ContentTest = |content| PARAMETERS(content) || SHARED(content) || GRADIENTS(content);
+        let to = self.write(gathered).ok_or(Missing("gathers nothing"))?;
+        let mut from = self.all(self.program.reads(self.action), gathered);
         from.sort_by_key(|buffer| self.program.buffers()[*buffer].part);
         Ok(Task::Gather { from, to })
     }

@@ -211,7 +211,7 @@ impl Interpreter<'_> {
         device.map_or(Ok(()), |device| device.sync().map_err(TaskError::device))
     }
 
-    /// Joins parameters from the parts of all devices, which come in their order.
+    /// Joins parameters or gradients from the parts of all devices, which come in their order.
     pub(super) fn gather(&self, iteration: u32, from: &[BufferId], to: BufferId) -> Result<Outcome, TaskError> {
         let parts: Vec<Vec<(LayerId, Arc<HostLayer>)>> =
             from.iter().map(|buffer| self.host_layers(self.at(*buffer, iteration))).collect::<Result<_, _>>()?;
@@ -229,7 +229,7 @@ impl Interpreter<'_> {
             let parts = parts.ok_or_else(|| wrong(self.at(to, iteration)))?;
             // A tied weight is the first tensor of its owner.
             let shared = matches!(self.program.buffers()[to].content, Content::Shared(_));
-            let count = if shared { 1 } else { self.units[layer.index()].parameters().len() };
+            let count = if shared { 1 } else { parts.first().map_or(0, |part| part.len()) };
             let whole = |tensor: usize| {
                 let parts: Vec<&TensorData> = parts.iter().map(|part| &part[tensor]).collect();
                 parts.iter().for_each(|part| transfer::count_source(part));

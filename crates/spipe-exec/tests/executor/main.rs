@@ -11,6 +11,7 @@ mod optimizers;
 mod parity;
 mod peft;
 mod quantised;
+mod replicas;
 mod resuming;
 mod setup;
 mod shared;

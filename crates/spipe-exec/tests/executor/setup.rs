@@ -6,8 +6,8 @@ use spipe_cost::{GradientFormat, Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Options};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Lora, Model, Precision};
-use spipe_plan::{Knob, OrderKind, Placement, Plan, Stage, System, Update};
-use spipe_schedule::{Program, lower};
+use spipe_plan::{Knob, Mesh, OrderKind, Placement, Plan, Stage, System, Update};
+use spipe_schedule::{Program, lower_all_replicas};
 use std::fmt::Debug;
 
 /// The parameters of a test. A stage is `DEVICE LAYERS` and any of `recompute:N`, `offload`,
@@ -40,6 +40,8 @@ pub struct Setup<'a> {
     /// The threshold of gradient clipping.
     pub clip_norm: Option<f64>,
     pub optimizer: Optimizer,
+    /// By replica, the devices of its stages; none for one replica.
+    pub replicas: &'a [&'a str],
 }
 
 impl Default for Setup<'_> {
@@ -62,6 +64,7 @@ impl Default for Setup<'_> {
             memory: "256 MiB",
             clip_norm: None,
             optimizer: Optimizer::Adamw,
+            replicas: &[],
         }
     }
 }
@@ -107,6 +110,15 @@ impl Setup<'_> {
         let placement = placement.with_options(self.knobs).with_backward(stages(self.backward));
         let shards = self.knobs.iter().find(|(knob, _)| *knob == Knob::Shards).map(|(_, shards)| *shards);
         let placement = if placement.shards_parameters() { placement.over_gpus(&hardware, shards) } else { placement };
+        let teams =
+            |names: &&str| names.split(' ').map(|name| vec![hardware.device(name).expect("a device")]).collect();
+        let placement = match self.replicas {
+            [] => placement,
+            replicas => {
+                let mesh = Mesh { replicas: replicas.iter().map(teams).collect(), ..Mesh::default() };
+                Placement { mesh, ..placement }
+            }
+        };
         let workload = Workload {
             mode: self.mode,
             seq_len: 16,
@@ -127,7 +139,8 @@ impl Setup<'_> {
         };
         let plan =
             Plan::new(model, hardware, workload, placement).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));
-        let program = lower(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));
+        let program =
+            lower_all_replicas(&plan.context(), plan.placement()).unwrap_or_else(|faults| panic!("{self:?}: {faults}"));
         (plan, program)
     }
 

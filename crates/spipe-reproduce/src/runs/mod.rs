@@ -33,6 +33,8 @@ macro_rules! groups {
 pub const GROUPS: &[Group] = groups! {
     "megatron-pipeline" "Megatron-DeepSpeed, pipelines of 2 and 4 (A100)";
     "megatron-tensor-data" "Megatron-DeepSpeed, baseline of tensor × data parallelism (A100)";
+    "megatron-mixed" "Megatron-DeepSpeed, tensor × data × pipeline parallelism on one node (A100)";
+    "megatron-clusters" "Megatron-DeepSpeed, 64 to 512 GPUs (A100)";
     "bert-large" "BERT-large, baseline of data parallelism (nine GPUs)";
     "mpt-fsdp" "MPT, FSDP (A100, H100)";
     "llama-offload" "Llama 3.1 8B, ZeRO-3 with the optimizer on the CPU (H200, B200)";
@@ -46,7 +48,8 @@ macro_rules! files {
 
 /// The models of these runs that are not shipped: name and text.
 pub const MODELS: &[(&str, &str)] = files! { "models":
-    "bert-large-squad" "gpt-1024-12" "gpt-1024-16" "gpt-1024-20" "gpt-1024-24" "gpt-2048-12"
+    "bert-large-squad" "gpt-1024-12" "gpt-1024-16" "gpt-1024-20" "gpt-1024-24" "gpt-12288-96-2048" "gpt-2048-12"
+    "gpt-3072-30-2048" "gpt-6144-40-2048" "gpt-8192-48-2048"
     "gpt-2048-16" "gpt-2048-20" "gpt-2048-24" "mpt-125m" "mpt-30b" "mpt-30b-8192" "mpt-350m"
     "mpt-3b" "mpt-760m" "mpt-7b" "mpt-7b-32768" "mpt-7b-65536" "mpt-7b-8192"
 };

@@ -65,6 +65,10 @@ pub(super) trait Updates {
     /// Brings gradients to where their step runs; `None` if nothing is trained.
     fn prepare(&mut self, key: Self::Key) -> Option<Self::Step>;
     fn gradients(&self, step: &Self::Step) -> Gradients;
+    /// Whether the norm counts these gradients: no other replica has the same.
+    fn counts(&self, _: &Self::Step) -> bool {
+        true
+    }
     fn update(&mut self, step: &Self::Step) -> Update;
     /// The phase of a synchronous optimizer; `None` if each step runs once its gradients are
     /// complete.
@@ -79,7 +83,7 @@ pub(super) fn update_all<U: Updates>(updates: &mut U) {
         let Some(step) = updates.prepare(key) else { continue };
         let gradients = updates.gradients(&step);
         let at = (gradients.lane, gradients.memory);
-        if checks {
+        if checks && updates.counts(&step) {
             norm.add(updates.builder(), gradients);
         }
         if checks || phase.is_some() {

@@ -137,7 +137,7 @@ pub(crate) struct Identity {
 impl Identity {
     /// The identity of a run.
     pub fn new(plan: &Plan, data: &Data, seed: u64, optimizer: OptimizerSettings) -> Self {
-        let workload = *plan.context().workload();
+        let workload = plan.context().cost.whole_workload();
         let architecture = format!("{:?}", plan.context().model.architecture());
         Self {
             seed,

@@ -101,6 +101,10 @@ impl Updates for PipelineLowering<'_> {
         }
     }
 
+    fn counts(&self, step: &Step) -> bool {
+        self.replica_of(step.stage) == 0 || self.share(step.stage).is_some()
+    }
+
     fn update(&mut self, step: &Step) -> Update {
         let update = if step.steps_on == step.device { self.step_on_device(step) } else { self.step_on_socket(step) };
         if self.share(step.stage).is_none() {
