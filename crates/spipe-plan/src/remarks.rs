@@ -63,13 +63,12 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
     planned_only(context, parts, executed)
 }
 
-/// What is beyond replicas of a pipeline that trains all parameters, each with the whole optimizer.
+/// What is beyond replicas of a pipeline that trains all parameters.
 fn beyond_replicas(context: &Context<'_>) -> Option<String> {
     let (mesh, trains) = (context.mesh(), context.workload().mode == Mode::Train);
     match mesh.data() {
         _ if mesh.tensor() > 1 => Some(format!("teams of {} devices that share layers", mesh.tensor())),
         1 => None,
-        data if mesh.state_parts() > 1 => Some(format!("an optimizer that {data} replicas divide")),
         data if !trains || context.model.lora().is_some() => {
             Some(format!("{data} replicas of a model whose own parameters are not trained"))
         }

@@ -1,6 +1,6 @@
 //! Optimizer steps and their rollback.
 
-use super::{Interpreter, norm::squares, precision::unscaled};
+use super::{Interpreter, near::cut, norm::squares, precision::unscaled};
 use crate::{
     actions::{
         Outcome,
@@ -218,6 +218,15 @@ impl Interpreter<'_> {
         let mut all = Vec::new();
         for buffer in &step.before {
             let (instance, layers) = (self.at(*buffer, iteration), self.layers_of(*buffer)?);
+            let parts = [step.state, *buffer].map(|buffer| self.program.buffers()[buffer].part);
+            if let [Some(part), None] = parts {
+                // Of whole parameters, a replica steps its part.
+                let arena = self.arenas.of(self.memory_of(step.state));
+                let own = |data: &TensorData| cut(data, part, arena);
+                let whole = if masters.is_some() { Vec::new() } else { self.host_layers(instance)? };
+                all.extend(whole.iter().map(|(layer, data)| (*layer, Arc::new(data.iter().map(own).collect()))));
+                continue;
+            }
             match self.store.take(instance) {
                 Some(Value::Host(found)) => all.extend(layers.iter().zip(found)),
                 Some(Value::Tensors(found)) if masters.is_some() => {

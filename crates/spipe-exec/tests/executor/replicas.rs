@@ -8,7 +8,7 @@ use crate::{
 };
 use spipe_exec::{Backend, reference, run};
 use spipe_model::Precision;
-use spipe_plan::System;
+use spipe_plan::{Sharding, System};
 use std::ops::ControlFlow;
 
 const STEPS: u32 = 12;
@@ -44,7 +44,10 @@ fn replicas_train_what_one_device_trains() {
             ..two()
         },
     ];
-    for setup in pipelines {
+    let sockets: &[&str] = &["gpu0 0..1 socket", "gpu2 2..4 socket"];
+    let divided = pipelines.clone().into_iter().map(|setup| Setup { sharding: Sharding::Optimizer, ..setup });
+    let hosted = Setup { sharding: Sharding::Optimizer, stages: sockets, ..two() };
+    for setup in pipelines.clone().into_iter().chain(divided).chain([hosted]) {
         let (plain, report) = both(&setup, Backend::Ndarray, STEPS);
         losses_are_near(&setup, &report.losses, &plain.losses, 1e-6);
         assert!(report.losses[STEPS as usize - 1] < report.losses[0], "{setup:?}: {:?}", report.losses);
@@ -57,12 +60,14 @@ fn replicas_train_what_one_device_trains() {
 #[test]
 fn replicas_in_16_bits_follow_plain_training() {
     for (precision, clip_norm) in [(Precision::Bf16, None), (Precision::Fp16, Some(0.5))] {
-        let setup = Setup { precision, clip_norm, ..two() };
-        let (plan, program) = setup.build();
-        let (data, options) = (data(&plan), all_devices(&setup, Backend::Ndarray, STEPS));
-        let plain = reference(&plan, &program, &data, &options).unwrap_or_else(|error| panic!("{error}"));
-        let report = run(&plan, &program, &data, &options, &mut |_| ControlFlow::Continue(()))
-            .unwrap_or_else(|error| panic!("{setup:?}: {error}"));
-        losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
+        for sharding in [Sharding::None, Sharding::Optimizer] {
+            let setup = Setup { precision, clip_norm, sharding, ..two() };
+            let (plan, program) = setup.build();
+            let (data, options) = (data(&plan), all_devices(&setup, Backend::Ndarray, STEPS));
+            let plain = reference(&plan, &program, &data, &options).unwrap_or_else(|error| panic!("{error}"));
+            let report = run(&plan, &program, &data, &options, &mut |_| ControlFlow::Continue(()))
+                .unwrap_or_else(|error| panic!("{setup:?}: {error}"));
+            losses_are_near(&setup, &report.losses, &plain.losses, 0.02);
+        }
     }
 }

@@ -6,7 +6,7 @@ use spipe_cost::{GradientFormat, Mode, Optimizer, Workload};
 use spipe_exec::{Backend, Options};
 use spipe_hardware::Hardware;
 use spipe_model::{Attention, Lora, Model, Precision};
-use spipe_plan::{Knob, Mesh, OrderKind, Placement, Plan, Stage, System, Update};
+use spipe_plan::{Knob, Mesh, OrderKind, Placement, Plan, Sharding, Stage, System, Update};
 use spipe_schedule::{Program, lower_all_replicas};
 use std::fmt::Debug;
 
@@ -42,6 +42,8 @@ pub struct Setup<'a> {
     pub optimizer: Optimizer,
     /// By replica, the devices of its stages; none for one replica.
     pub replicas: &'a [&'a str],
+    /// What the replicas divide.
+    pub sharding: Sharding,
 }
 
 impl Default for Setup<'_> {
@@ -65,6 +67,7 @@ impl Default for Setup<'_> {
             clip_norm: None,
             optimizer: Optimizer::Adamw,
             replicas: &[],
+            sharding: Sharding::None,
         }
     }
 }
@@ -115,7 +118,8 @@ impl Setup<'_> {
         let placement = match self.replicas {
             [] => placement,
             replicas => {
-                let mesh = Mesh { replicas: replicas.iter().map(teams).collect(), ..Mesh::default() };
+                let replicas = replicas.iter().map(teams).collect();
+                let mesh = Mesh { replicas, sharding: self.sharding, ..Mesh::default() };
                 Placement { mesh, ..placement }
             }
         };

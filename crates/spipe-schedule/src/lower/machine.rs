@@ -5,6 +5,20 @@ use spipe_base::{IdVec, LinkId, SimTime};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement};
 
+/// What a lane stands for on a mesh.
+fn stands_for(context: &Context<'_>) -> Option<String> {
+    let (data, tensor) = (context.mesh().data(), context.mesh().tensor());
+    let replicas = if context.cost.shows_all() { 1 } else { data };
+    match (replicas, tensor) {
+        (1, 1) => None,
+        (1, tensor) => Some(format!("a device stands for its team of {tensor}")),
+        (replicas, 1) => Some(format!("one replica stands for all {replicas}")),
+        (replicas, tensor) => {
+            Some(format!("one replica stands for all {replicas}, and a device for its team of {tensor}"))
+        }
+    }
+}
+
 /// A builder with the machine's memories, devices and channels, under the machine's own ids.
 pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBuilder {
     let (model, hardware, workload) = (context.model, context.hardware, context.workload());
@@ -17,6 +31,7 @@ pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBu
         .map(|(_, device)| {
             format!("`{}` is an emulated accelerator: CPU cores with a memory cap and a paced link", device.name)
         })
+        .chain(stands_for(context))
         .collect();
     let mut builder = ProgramBuilder::new(Shape {
         name: format!("{} of {} on {}", placement.name(), model.name(), hardware.name()),
