@@ -75,6 +75,7 @@ PIP_INSTALL = bin/pip install --quiet --progress-bar off --timeout 60 --retries 
 PIP = timeout 2400 $(TORCH_ENV)/$(PIP_INSTALL)
 # Its readers need protobuf alone.
 CHAKRA := mlc-chakra==1.0.0
+MEGATRON := megatron-core==0.16.1
 ## Exports run by PyTorch itself, from PyPI, in a virtual environment of its own: losses, logits, traces, refusals.
 test-torch: build $(TORCH_ENV)/ready
 	cd $(PYTHON_TESTS) && OMP_NUM_THREADS=1 SPIPE=$(CURDIR)/target/release/spipe \
@@ -90,7 +91,7 @@ $(TORCH_ENV)/ready: $(PYTHON_TESTS)/requirements.txt
 	@python3 -c 'import ensurepip, venv' || { echo "venv is missing (Debian: python3-venv)"; exit 1; }
 	python3 -m venv $(TORCH_ENV)
 	@echo "installing PyTorch and others into $(TORCH_ENV): 3 GB to fetch, 6 GB on disk"
-	@$(PIP) -r $< && $(PIP) --no-deps $(CHAKRA) || { \
+	@$(PIP) -r $< && $(PIP) --no-deps $(CHAKRA) $(MEGATRON) || { \
 	  echo "PyTorch could not be installed into $(TORCH_ENV): is there a network, and room? make test-torch tries again"; exit 1; }
 	touch $@
 

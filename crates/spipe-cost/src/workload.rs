@@ -30,6 +30,11 @@ pub enum Mode {
 pub struct ClipNorm(f64);
 
 impl ClipNorm {
+    /// Returns the norm.
+    pub const fn get(self) -> f64 {
+        self.0
+    }
+
     /// Returns the factor by which gradients with this norm are multiplied; 1 if the norm is small
     /// enough.
     pub fn factor(self, norm: f64) -> f32 {

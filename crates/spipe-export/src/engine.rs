@@ -1,6 +1,6 @@
 //! The engines of others that run exported plans.
 
-use crate::{Modules, deepspeed, fsdp, torch};
+use crate::{Modules, deepspeed, fsdp, megatron, torch};
 use spipe_base::Faults;
 use spipe_plan::Plan;
 
@@ -13,11 +13,13 @@ pub enum Engine {
     Fsdp,
     /// DeepSpeed.
     Deepspeed,
+    /// Megatron-LM.
+    Megatron,
 }
 
 impl Engine {
     /// All engines.
-    pub const ALL: [Self; 3] = [Self::Torch, Self::Fsdp, Self::Deepspeed];
+    pub const ALL: [Self; 4] = [Self::Torch, Self::Fsdp, Self::Deepspeed, Self::Megatron];
 
     /// Its name, as the export has it.
     pub const fn name(self) -> &'static str {
@@ -25,13 +27,14 @@ impl Engine {
             Self::Torch => "torch",
             Self::Fsdp => "fsdp",
             Self::Deepspeed => "deepspeed",
+            Self::Megatron => "megatron",
         }
     }
 
     /// Whether exported plans were run on a GPU.
     pub const fn tested_on_gpu(self) -> bool {
         match self {
-            Self::Torch | Self::Fsdp | Self::Deepspeed => false,
+            Self::Torch | Self::Fsdp | Self::Deepspeed | Self::Megatron => false,
         }
     }
 
@@ -44,6 +47,7 @@ impl Engine {
             Self::Torch => torch::check(plan, modules),
             Self::Fsdp => fsdp::check(plan, modules),
             Self::Deepspeed => deepspeed::check(plan, modules),
+            Self::Megatron => megatron::check(plan),
         }
     }
 }

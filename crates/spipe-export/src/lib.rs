@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Plan ─┬► fsdp, deepspeed ──► plan.json, ds_config.json, *.py, README.md
+//!       ├► megatron ──► arguments.txt, megatron.json, README.md
 //!       ├► chakra ──► trace.0.et, trace.1.et, …, README.md
 //!       └► torch ───► schedule.csv, plan.json, *.py, README.md ──► torchrun, one process per device
 //!                                                                      │
@@ -23,6 +24,7 @@ mod fingerprint;
 mod folder;
 mod fsdp;
 mod launch;
+mod megatron;
 mod modules;
 mod network;
 mod profiler;
@@ -45,6 +47,7 @@ pub use fingerprint::fingerprint;
 pub use folder::Folder;
 pub use fsdp::fsdp;
 pub use launch::Beside;
+pub use megatron::megatron;
 pub use modules::Modules;
 pub use profiler::{ImportError, Imported, ProfilerFile, import};
 pub use program::schema;

@@ -11,13 +11,15 @@ pub enum Export {
     Fsdp(ExportFolder),
     /// DeepSpeed: plans of zero-offload, zero-infinity and fsdp
     Deepspeed(ExportDeepspeed),
+    /// Megatron-LM: arguments of pretrain_gpt.py, and values of Megatron Core's configurations
+    Megatron(ExportPlan),
     /// Execution traces of MLCommons Chakra, for ASTRA-sim and its kin: one iteration of any plan
-    Chakra(ExportChakra),
+    Chakra(ExportPlan),
 }
 
-/// An export to Chakra.
+/// An export of a plan alone.
 #[derive(Debug, Group)]
-pub struct ExportChakra {
+pub struct ExportPlan {
     /// The plan
     pub plan: String,
     /// The folder to write, whole or not at all; it must be new or empty

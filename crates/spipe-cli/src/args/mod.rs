@@ -24,7 +24,7 @@ mod whatif;
 pub use compare_systems::CompareSystems;
 pub use data::DataOptions;
 pub use devices::Devices;
-pub use export::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch};
+pub use export::{Export, ExportDeepspeed, ExportFolder, ExportPlan, ExportTorch};
 pub use fit::Fit;
 pub use given::Given;
 pub use help::command;

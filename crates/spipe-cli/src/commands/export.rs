@@ -2,7 +2,7 @@
 
 use crate::{
     Failure,
-    args::{Export, ExportChakra, ExportDeepspeed, ExportFolder, ExportTorch},
+    args::{Export, ExportDeepspeed, ExportFolder, ExportPlan, ExportTorch},
     exporting::{Destination, Extras, expectation},
     input,
     nearest::{self, Engine},
@@ -28,7 +28,14 @@ pub fn run(what: &Export) -> Result<(), Failure> {
         Export::Deepspeed(ExportDeepspeed { folder, nvme }) => {
             export(folder, &deepspeed(nvme.as_deref(), folder.modules.into()))
         }
-        Export::Chakra(ExportChakra { plan, output }) => {
+        Export::Megatron(ExportPlan { plan, output }) => {
+            let destination = Destination::open(output)?;
+            let folder = spipe_export::megatron(&input::plan(plan)?)?;
+            destination.write(&folder.files.into_iter().map(|(name, text)| (name, text.into_bytes())).collect())?;
+            output::talk(&format!("wrote `{output}`; its README.md has the commands"));
+            Ok(())
+        }
+        Export::Chakra(ExportPlan { plan, output }) => {
             let destination = Destination::open(output)?;
             let plan = input::plan(plan)?;
             destination.write(&spipe_export::chakra(&plan, &spipe_search::program(&plan)?))?;

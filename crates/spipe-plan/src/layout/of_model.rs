@@ -160,7 +160,12 @@ impl Layout {
     /// models that layouts cannot describe. Adjacent stages of a device are one.
     pub fn of(context: &Context<'_>, placement: &Placement) -> Option<Self> {
         let system = placement.system;
-        let known = matches!(system, System::OneForwardOneBackward | System::Interleaved);
+        let known = match system {
+            System::OneForwardOneBackward | System::Interleaved => true,
+            // Presets of 1F1B whose name says something else.
+            System::Checkpointing | System::GpuOnly => placement.devices().len() > 1,
+            _ => false,
+        };
         if !known || placement.stages.iter().any(|stage| context.is_cpu(stage.lead())) {
             return None;
         }
