@@ -146,14 +146,15 @@ mod tests {
             ("Llama-2-13b-chat-hf", Some("llama2-13b")),
             ("gpt2_xl", Some("gpt2-xl")),
             ("lama3-8b", Some("llama3-8b")),
-            ("llama3-70b", None),
+            ("llama3-70b", Some("llama3-70b")),
+            ("llama4-70b", None),
             ("qwen3", None),
         ] {
             assert_eq!(model(word), name, "{word}");
         }
         for (word, name) in [
             ("Qwen/Qwen2.5-14B-Instruct", Some("llama2-13b")),
-            ("llama3-70b", Some("llama2-70b")),
+            ("Qwen/Qwen2.5-72B", Some("llama3-70b")),
             ("mistral-7b", Some("llama2-7b")),
             ("opt-125m", Some("gpt2")),
             ("qwen3", None),

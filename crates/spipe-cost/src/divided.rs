@@ -8,7 +8,7 @@
 //!   (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
 //! - A divided optimizer state: each replica steps its part of the parameters (Rajbhandari et al. 2020, ZeRO, section 5).
 
-use crate::{CostError, CostTable, LayerMemory, LayerTime, Mesh, Rings, Workload, parallel, table::attending};
+use crate::{CostError, CostTable, LayerMemory, LayerTime, Mesh, Rings, Workload, parallel, times::attending};
 use spipe_base::{Bytes, LayerId, Seconds};
 use spipe_hardware::{CollectiveKind, Hardware};
 use spipe_model::Model;

@@ -15,7 +15,13 @@
 //! gradients once, after the last backward (Narayanan et al. 2021, arXiv 2104.04473, section
 //! 3.3.2). Nothing overlaps.
 
-use crate::{CostError, LayerMemory, Mode, Rings, Workload, memory::output, table};
+use crate::{
+    CostError, LayerMemory, Mode, Rings, Workload,
+    memory::output,
+    table,
+    times::{attending, layer_time},
+    workload::storage,
+};
 use spipe_base::{Bytes, DeviceId, ParamsPerSecond, Seconds};
 use spipe_hardware::{CollectiveKind, Hardware, Runtime};
 use spipe_model::{Layer, LayerKind, Model, Precision, Recompute};
@@ -135,7 +141,7 @@ impl Parallelism {
             return Err(ParallelError::Microbatches { microbatches: workload.microbatches, data: self.data });
         }
         let runtime = hardware.runtime();
-        let workload = table::attending(workload, runtime);
+        let workload = attending(workload, runtime);
         let workload = Workload { microbatches: workload.microbatches / self.data, ..workload };
         let shards = self.shards(model)?;
         let rounds = workload.microbatches as f64;
@@ -151,9 +157,8 @@ impl Parallelism {
         }
         compute = compute + runtime.iteration();
         let tensor = self.groups(&gpus);
-        let width = gpus
-            .first()
-            .map_or(workload.precision, |gpu| table::storage(&hardware.devices()[*gpu], workload.precision));
+        let width =
+            gpus.first().map_or(workload.precision, |gpu| storage(&hardware.devices()[*gpu], workload.precision));
         let mut tensor_reductions = Seconds::ZERO;
         for layer in &shards {
             let once = all_reduce(hardware, &tensor, output_of(layer, &workload, width))?;
@@ -217,7 +222,7 @@ impl Parallelism {
         let mut total = Seconds::ZERO;
         for layer in shards {
             let nowhere = || ParallelError::Nowhere { layer: layer.name.clone(), device: device.name.clone() };
-            let time = table::layer_time(layer, device, (workload, hardware.runtime())).ok_or_else(nowhere)?;
+            let time = layer_time(layer, device, (workload, hardware.runtime())).ok_or_else(nowhere)?;
             let again = match self.recompute {
                 _ if workload.mode != Mode::Train || !layer.needs_backward => Seconds::ZERO,
                 Recompute::None => Seconds::ZERO,

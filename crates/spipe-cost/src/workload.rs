@@ -228,3 +228,12 @@ mod tests {
         assert_eq!((one.factor(0.5).to_bits(), one.factor(4.0)), (1.0f32.to_bits(), 0.249_999_94));
     }
 }
+
+/// Returns the precision in which `device` stores parameters and activations.
+pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
+    match compute_type(device, precision) {
+        DataType::Bf16 => Precision::Bf16,
+        DataType::F16 => Precision::Fp16,
+        _ => Precision::Fp32,
+    }
+}

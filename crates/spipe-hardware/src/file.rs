@@ -46,8 +46,7 @@ pub struct HardwareFile {
     /// The parts of a catalogue that it was composed of, such as "2 x rtx3090".
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub parts: Vec<String>,
-    /// The number of equal computers, of which the file describes one; 1 by default. Devices and memories are numbered
-    /// across them.
+    /// The number of equal computers, of which the file describes one; 1 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<u32>,
     /// The network between them.

@@ -1,6 +1,6 @@
 //! The arguments of `spipe compare-systems`.
 
-use super::{DataOptions, Training};
+use super::{DataOptions, Mesh, Training};
 use clap::Args as Group;
 use spipe_base::Seconds;
 use spipe_cost::{ClipNorm, Mode, Optimizer};
@@ -49,6 +49,9 @@ pub struct CompareSystems {
     /// keep their memory
     #[arg(long, value_delimiter = ',')]
     pub devices: Vec<super::Devices>,
+    /// The degrees of parallelism
+    #[command(flatten)]
+    pub mesh: Mesh,
     /// Runtime that executes the plans: the name of a shipped runtime (spipe, pytorch, pytorch-compiled,
     /// megatron, deepspeed) or a file; by default, for each system, the one that trains it on this machine
     #[arg(long)]

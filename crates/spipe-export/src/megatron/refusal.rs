@@ -35,6 +35,9 @@ pub fn check(plan: &Plan) -> Result<&Transformer, Faults> {
     if !placement.stages.iter().all(device) {
         refuse("a stage is on a CPU", "plan with `option devices` of GPUs alone");
     }
+    if placement.stages.iter().any(|stage| context.hardware.devices()[stage.lead()].emulated) {
+        refuse("its GPUs are emulated", "use `command run`");
+    }
     let on_host = |stage: &spipe_plan::Stage| {
         context.steps(stage) != stage.lead() || stage.offload.is_some() || stage.weights != Weights::Resident
     };

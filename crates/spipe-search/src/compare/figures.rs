@@ -120,7 +120,7 @@ impl Compared {
             bubble_fraction: Some(metrics.bubble_fraction),
             host_traffic: Some(host_traffic(context.hardware, &links)),
             link_bytes: links,
-            utilisation: utilisation((context.model, context.hardware), context.workload(), iteration),
+            utilisation: utilisation((context.model, context.hardware), &context.cost.whole_workload(), iteration),
             microbatch: Some(context.workload().microbatch),
             runtime: Some(context.hardware.runtime().name().into()),
             estimate: plan.is_estimate(),

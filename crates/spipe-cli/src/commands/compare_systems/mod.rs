@@ -50,7 +50,7 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
             break;
         }
         output::progress(&format!("{system} …"));
-        all.push(compared(*system, &request)?);
+        all.push(compared(*system, &request, &what.mesh.degrees())?);
     }
     if case.baseline {
         all.push(baseline(&case.model, case.machine.of(System::GpuOnly), &case.workloads));
@@ -96,7 +96,8 @@ struct Case {
 impl Case {
     fn new(what: &args::CompareSystems, given: &Given) -> Result<Self, Failure> {
         let model = what.training.adapt(input::model(&what.model)?, false)?;
-        let hardware = input::part(input::hardware(&what.hardware)?, &args::Devices::names(&what.devices))?;
+        let hardware = what.mesh.computers(input::hardware(&what.hardware)?)?;
+        let hardware = input::part(hardware, &args::Devices::names(&what.devices))?;
         let mode = input::mode(&model, what.mode)?;
         let runtime = what.runtime.as_deref().map(input::runtime).transpose()?;
         let machine = Machine::new(&hardware, runtime.as_ref(), mode)?;
