@@ -16,11 +16,13 @@ fn shipped<T>(all: &[(&str, &'static str)], name: &str, read: impl Fn(&str, &str
 }
 
 fn model(name: &str) -> Arc<Model> {
-    Arc::new(shipped(spipe_model::shipped(), name, |name, text| Model::from_toml(name, text).unwrap()))
+    Arc::new(shipped(spipe_model::shipped(), name, |name, text| Model::from_toml(name, text).expect("it is shipped")))
 }
 
 fn machine(name: &str) -> Arc<Hardware> {
-    Arc::new(shipped(spipe_hardware::shipped(), name, |name, text| Hardware::from_toml(name, text).unwrap()))
+    Arc::new(shipped(spipe_hardware::shipped(), name, |name, text| {
+        Hardware::from_toml(name, text).expect("it is shipped")
+    }))
 }
 
 fn workload(microbatches: u64) -> Workload {
@@ -46,14 +48,14 @@ fn spread(system: System, layers: usize, (mesh, chunks): (&Mesh, usize)) -> Plac
     let leads: Vec<DeviceId> = mesh.leads().collect();
     let stages = leads.len() * chunks;
     let edge = |at: usize| at * layers / stages;
-    let range = |at: usize| LayerRange::new(edge(at).into(), (edge(at + 1) - 1).into()).unwrap();
+    let range = |at: usize| LayerRange::new(edge(at).into(), (edge(at + 1) - 1).into()).expect("a stage has layers");
     let placed = (0..stages).map(|at| Stage::new(leads[at % leads.len()], range(at)));
     Placement { mesh: mesh.clone(), ..Placement::new(system, placed) }
 }
 
 fn both(setting: &Setting, placement: &Placement) -> [Program; 2] {
-    spipe_plan::check(&setting.context(), placement).unwrap();
-    [lower(&setting.context(), placement).unwrap(), lower_all_replicas(&setting.context(), placement).unwrap()]
+    spipe_plan::check(&setting.context(), placement).expect("it is a plan");
+    [lower, lower_all_replicas].map(|lower| lower(&setting.context(), placement).expect("it has a program"))
 }
 
 /// A replica that stands for all takes the time of all of them, on disjoint routes and on shared ones.
@@ -122,7 +124,7 @@ fn memory_is_divided_by_axis() {
         };
         let used: Vec<f64> = mesh.devices().map(|device| of(device.index())).collect();
         assert_eq!(needs.len(), used.len(), "each device of the mesh has a need of its own");
-        assert!(used.iter().all(|bytes| *bytes == used[0]), "{used:?}");
+        assert!(used.windows(2).all(|pair| pair[0].to_bits() == pair[1].to_bits()), "{used:?}");
         used[0]
     };
     let parameters = model.parameters() as f64;

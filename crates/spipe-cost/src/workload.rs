@@ -215,6 +215,15 @@ pub fn compute_type(device: &Device, precision: Precision) -> DataType {
     }
 }
 
+/// Returns the precision in which `device` stores parameters and activations.
+pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
+    match compute_type(device, precision) {
+        DataType::Bf16 => Precision::Bf16,
+        DataType::F16 => Precision::Fp16,
+        _ => Precision::Fp32,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -226,14 +235,5 @@ mod tests {
         }
         let one: ClipNorm = "1".parse().unwrap();
         assert_eq!((one.factor(0.5).to_bits(), one.factor(4.0)), (1.0f32.to_bits(), 0.249_999_94));
-    }
-}
-
-/// Returns the precision in which `device` stores parameters and activations.
-pub(crate) fn storage(device: &Device, precision: Precision) -> Precision {
-    match compute_type(device, precision) {
-        DataType::Bf16 => Precision::Bf16,
-        DataType::F16 => Precision::Fp16,
-        _ => Precision::Fp32,
     }
 }

@@ -4,13 +4,13 @@ use spipe_base::{Bytes, DeviceId};
 use spipe_hardware::{Hardware, NetworkFile, shipped};
 
 fn machine(name: &str) -> Hardware {
-    let (_, text) = shipped().iter().find(|(known, _)| *known == name).unwrap();
-    Hardware::from_toml(name, text).unwrap()
+    let (_, text) = shipped().iter().find(|(known, _)| *known == name).expect("it is shipped");
+    Hardware::from_toml(name, text).expect("it is shipped")
 }
 
 fn links(machine: &Hardware, from: &str, to: &str) -> Vec<String> {
     let memory = |name| machine.memory(name).unwrap_or_else(|| panic!("no {name}"));
-    let route = machine.route(memory(from), memory(to)).unwrap();
+    let route = machine.route(memory(from), memory(to)).expect("there is a way");
     route.links.iter().map(|link| machine.links()[*link].name.clone()).collect()
 }
 
