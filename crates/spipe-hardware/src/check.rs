@@ -2,10 +2,10 @@
 
 use crate::{
     AttentionFile, CollectiveFile, CopyFile, EfficiencyFile, ElementwisePoints, GpuFile, HardwareFile, LayerTimeFile,
-    LinkFile, MatmulPoints, MeasuredFile, NvmeFile, Peak, SocketFile,
+    LinkFile, MatmulPoints, MeasuredFile, NetworkFile, NvmeFile, Peak, SocketFile,
     expand::{Parts, Placed},
     file::FORMAT_VERSION,
-    report::Report,
+    report::{Report, Source},
 };
 use spipe_base::{Bytes, Diagnostic, Seconds, Text, similar_word};
 use std::collections::{BTreeMap, BTreeSet};
@@ -260,7 +260,25 @@ fn network(file: &HardwareFile, report: &mut Report<'_>) {
         Some(network) if network.oversubscription.is_some_and(|factor| !(1.0..1e6).contains(&factor)) => {
             report.error("network.oversubscription", "an oversubscription below 1".into());
         }
+        Some(network) if !network.at.is_empty() => cards_at(file, network, report),
         _ => {}
+    }
+}
+
+/// Checks what the cards of a computer are at.
+fn cards_at(file: &HardwareFile, network: &NetworkFile, report: &mut Report<'_>) {
+    if network.at.len() != network.cards as usize {
+        let message = format!("{} cards are at {} places", network.cards, network.at.len());
+        report.push("network.at", Diagnostic::error(message).hint("name the place of each card, or leave `at` out"));
+    }
+    let parts = Parts::of_one(file, &mut Report::new(Source { file: &file.name, text: "", root: None }));
+    let mut known: BTreeSet<String> = parts.links.iter().flat_map(|link| link.item.between.clone()).collect();
+    known.extend(node_names(&parts).into_iter().map(|(name, _)| name));
+    for (index, place) in network.at.iter().enumerate().filter(|(_, place)| !known.contains(*place)) {
+        let known: Vec<&str> = known.iter().map(String::as_str).collect();
+        let message = format!("no `{place}` for a card to be at");
+        let hint = format!("known are {}", known.join(", "));
+        report.push(&format!("network.at.{index}"), Diagnostic::error(message).hint(hint));
     }
 }
 

@@ -17,9 +17,6 @@ use crate::{
 use spipe_base::{BytesPerSecond, Seconds, Text};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The share of a line rate that large messages reach (estimate: InfiniBand with RDMA).
-const REACHED: f64 = 0.92;
-
 /// The latency of a message between two computers (estimate: cards, one switch, RDMA).
 const LATENCY: f64 = 5e-6;
 
@@ -29,29 +26,6 @@ const BESIDE: f64 = 50e-6;
 
 /// The switch between computers.
 const SWITCH: &str = "network";
-
-impl NetworkFile {
-    /// The network of `4x200Gb`: cards per computer and the line rate of each, of which large messages reach 92 %. A rate in
-    /// bytes, as in `8x50GB/s`, is the one reached.
-    ///
-    /// # Errors
-    /// What is expected.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let expected = || format!("`{text}` is no network; write cards and line rate, such as 4x200Gb");
-        let (cards, rate) = text.split_once(['x', '×']).ok_or_else(expected)?;
-        let cards: u32 = cards.trim().parse().map_err(|_| expected())?;
-        let bits = rate.trim().trim_end_matches("/s").trim_end_matches("it");
-        let rate = match bits.strip_suffix("Gb").and_then(|number| number.trim().parse::<f64>().ok()) {
-            Some(gigabits) => BytesPerSecond::new(gigabits * 1e9 / 8.0 * REACHED).ok_or_else(expected)?,
-            None => rate.trim().parse::<BytesPerSecond>().map_err(|_| expected())?,
-        };
-        if cards == 0 {
-            return Err(expected());
-        }
-        let source = format!("estimate: {text}, of whose line rate large messages reach 92 %");
-        Ok(Self { cards, rate: Text(rate), latency: None, oversubscription: None, source: Some(source) })
-    }
-}
 
 impl Parts {
     /// The items of all computers of a file.
@@ -68,7 +42,7 @@ impl Parts {
 fn repeat(parts: &Parts, count: u32, network: &NetworkFile) -> Parts {
     let names = Names::of(parts);
     let numa_nodes = parts.sockets.iter().filter_map(|socket| socket.item.numa_node).max().map_or(0, |most| most + 1);
-    let attached = attach(parts, network.cards as usize);
+    let attached = attach(parts, network);
     let mut all = Parts { nodes: vec![switch(network)], ..Parts::default() };
     for node in 0..count as usize {
         let name = |text: &mut String| *text = names.on(text, node);
@@ -144,13 +118,18 @@ struct Place {
 }
 
 /// The places of cards.
-fn attach(parts: &Parts, cards: usize) -> Vec<Place> {
+fn attach(parts: &Parts, network: &NetworkFile) -> Vec<Place> {
     let gpus: Vec<&String> = parts.gpus.iter().map(|gpu| &gpu.item.name).collect();
+    let cards = if network.at.is_empty() { network.cards as usize } else { 0 };
     let mut places: Vec<Place> = Vec::new();
     let mut add = |name: String, host: Option<String>| match places.iter_mut().find(|place| place.name == name) {
         Some(place) => place.cards += 1,
         None => places.push(Place { name, cards: 1, host }),
     };
+    for place in &network.at {
+        let host = gpus.contains(&place).then(|| towards_host(parts, place)).flatten();
+        add(place.clone(), host);
+    }
     for card in 0..cards {
         match gpus.get(card * gpus.len() / cards) {
             Some(_) if cards >= gpus.len() => {

@@ -15,7 +15,7 @@
 //! `between = ["gpu{0..3}", "root{0..6/2}"]` joins `gpu0` with `root0`, `gpu1` with `root2` and so
 //! on. All ranges of a table have the same length; names without a range are repeated.
 
-use crate::{CollectiveKind, DataType, FittedFile, VectorExtension};
+use crate::{CollectiveKind, DataType, FittedFile, NetworkFile, VectorExtension};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, ParamsPerSecond, Seconds, Text};
@@ -305,24 +305,6 @@ pub struct NodeFile {
     /// Its name.
     pub name: String,
     /// A description or source of the node.
-    pub source: Option<String>,
-}
-
-/// The network between equal computers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct NetworkFile {
-    /// The cards of a computer. With as many as GPUs, each GPU has its own; otherwise they are at the switches or root
-    /// complexes of their GPUs.
-    pub cards: u32,
-    /// The rate that large messages reach over one card.
-    pub rate: Text<BytesPerSecond>,
-    /// The latency from one computer to another; 5 µs by default (estimate).
-    pub latency: Option<Text<Seconds>>,
-    /// The rates of all cards of a computer together, relative to its way to the other computers; 1 by default: a switch
-    /// that carries all of them.
-    pub oversubscription: Option<f64>,
-    /// The source of the numbers; it starts with "estimate" if they are estimated.
     pub source: Option<String>,
 }
 

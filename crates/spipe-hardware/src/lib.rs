@@ -27,6 +27,7 @@ mod fitted;
 mod hardware;
 mod interpolation;
 mod load;
+mod network;
 mod profiles;
 mod read;
 mod report;
@@ -41,11 +42,11 @@ pub use device::{Device, DeviceKind, Link, MeasuredLayer, Memory, MemoryKind, Pr
 pub use efficiency::{Efficiency, Saturation};
 pub use file::{
     AttentionFile, CollectiveFile, CopyFile, DramFile, EfficiencyFile, ElementwisePoints, FORMAT_VERSION, GpuFile,
-    HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, NetworkFile, NodeFile, NvmeFile, Peak,
-    SocketFile, schema,
+    HardwareFile, LayerTimeFile, LinkFile, MatmulPoints, MeasuredFile, NodeFile, NvmeFile, Peak, SocketFile, schema,
 };
 pub use fitted::FittedFile;
 pub use hardware::Hardware;
+pub use network::NetworkFile;
 pub use profiles::shipped;
 pub use runtime::{
     AttentionKernel, CollectiveKind, CollectiveRates, Constant, FactorsFile, HoldingsFile, HostFile, KernelsFile,

@@ -89,16 +89,20 @@ impl Hardware {
         self
     }
 
-    /// Returns `nodes` such machines, as computers with a network between them.
+    /// Returns `nodes` such machines, as computers with a network between them, which may be that of its file.
     ///
     /// # Errors
-    /// The machine has several computers already, and all faults of the larger machine.
-    pub fn on_nodes(&self, nodes: u32, network: NetworkFile) -> Result<Self, Faults> {
+    /// The machine has several computers already or no network, and all faults of the larger machine.
+    pub fn on_nodes(&self, nodes: u32, network: Option<NetworkFile>) -> Result<Self, Faults> {
         if self.devices().iter().any(|device| device.node != self.devices()[DeviceId::from(0)].node) {
             let fault = Diagnostic::error(format!("`{}` has several computers already", self.name()));
             return Err(fault.hint("name the profile of one computer").into());
         }
         let name = format!("{}-n{nodes}", self.name());
+        let network = network.or_else(|| self.file().network.clone()).ok_or_else(|| {
+            let fault = Diagnostic::error(format!("`{}` has no network", self.name()));
+            fault.hint("give cards and line rate, such as `--network 4x200Gb`, or a table `[network]` in the profile")
+        })?;
         let file = HardwareFile { name, nodes: Some(nodes), network: Some(network), ..self.file().clone() };
         self.changed(file)
     }
@@ -145,6 +149,8 @@ impl Hardware {
         }
         file.copy.retain(|copies| copies.among.len() > 1);
         drop_dead_ends(&mut file);
+        // Its cards may be at what is gone.
+        file.network = file.network.filter(|network| network.at.is_empty());
         self.changed(file)
     }
 

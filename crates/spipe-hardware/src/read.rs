@@ -465,7 +465,7 @@ tables! {
     MeasuredFile "measurement" { date command spread }
     NvmeFile "nvme" { name capacity read write reserved latency source }
     NodeFile "node" { name source }
-    NetworkFile "network" { cards rate latency oversubscription source }
+    NetworkFile "network" { cards at rate latency oversubscription source }
     CollectiveFile "collective" { kind gpus latency bandwidth source }
     LinkFile "link" { name between up down bandwidth both latency source }
     CopyFile "copy" { among bandwidth both source }

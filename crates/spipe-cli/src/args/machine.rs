@@ -40,6 +40,10 @@ pub struct HardwareImport {
     /// The memory modules of the whole machine in the catalogue, such as 8xddr4-rdimm-32g
     #[arg(long, requires = "gpu")]
     pub dram: Option<String>,
+    /// The network cards that training uses, by number and line rate, such as 8x400Gb: those of the matrix that are nearest
+    /// to GPUs. `plan --nodes N` then plans for several such computers
+    #[arg(long, value_name = "CARDS")]
+    pub network: Option<String>,
     /// The profile to write, - for stdout
     #[arg(short, long)]
     pub output: String,

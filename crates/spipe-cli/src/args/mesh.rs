@@ -22,9 +22,9 @@ pub struct Mesh {
     #[arg(long, value_name = "N", visible_alias = "dp")]
     pub data_parallel: Option<u64>,
     /// Equal computers, of which the profile describes one
-    #[arg(long, value_name = "N", requires = "network")]
+    #[arg(long, value_name = "N")]
     pub nodes: Option<u32>,
-    /// The network between them, by cards of a computer and their line rate, such as 4x200Gb
+    /// The network between them, by cards of a computer and their line rate, such as 4x200Gb; by default the profile's
     #[arg(long, value_name = "CARDS", requires = "nodes")]
     pub network: Option<String>,
     /// What is divided among replicas: nothing, the optimizer (ZeRO 1), or all with the parameters (ZeRO 3, FSDP)
@@ -43,12 +43,17 @@ pub enum ShardingChoice {
     Parameters,
 }
 
+/// Reads a network from the command line.
+pub fn network(text: &str) -> Result<NetworkFile, Failure> {
+    let wrong = |what: String| Failure::argument(what, "give cards and line rate, such as `--network 4x200Gb`");
+    NetworkFile::parse(text).map_err(wrong)
+}
+
 impl Mesh {
     /// `hardware`, or as many such computers as are asked for.
     pub fn computers(&self, hardware: Hardware) -> Result<Hardware, Failure> {
-        let Some((nodes, network)) = self.nodes.zip(self.network.as_deref()) else { return Ok(hardware) };
-        let wrong = |what: String| Failure::argument(what, "give cards and line rate, such as `--network 4x200Gb`");
-        let network = NetworkFile::parse(network).map_err(wrong)?;
+        let Some(nodes) = self.nodes else { return Ok(hardware) };
+        let network = self.network.as_deref().map(network).transpose()?;
         hardware.on_nodes(nodes, network).map_err(Failure::Arguments)
     }
 

@@ -37,6 +37,7 @@ fn import(what: &args::HardwareImport) -> Result<(), Failure> {
         lscpu: lscpu.as_deref(),
         numactl: numactl.as_deref(),
         like: (&name, &like),
+        network: what.network.as_deref().map(args::network).transpose()?,
     };
     let stem = std::path::Path::new(&what.output).file_stem().and_then(|stem| stem.to_str()).unwrap_or("machine");
     let profile = hardware_from_topology(&printed, if stem == "-" { "machine" } else { stem })?;

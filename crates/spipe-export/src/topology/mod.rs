@@ -2,21 +2,23 @@
 //!
 //! ```text
 //! nvidia-smi topo -m ─┐  which GPU is behind which switch, node and NVLink
-//! lscpu, numactl ─────┼─► profile (TOML)
+//! lscpu, numactl ─────┼─► profile (TOML), with the network of several such computers
 //! another profile ────┘  rates, which the tools do not print: each states where it is from
 //! ```
 
+mod cards;
 mod host;
 mod matrix;
 
 use host::HostNode;
 use matrix::{Relation, Row, read};
 use spipe_base::{Diagnostic, Faults};
+use spipe_hardware::NetworkFile;
 use std::collections::{BTreeMap, BTreeSet};
 use toml::{Table, Value};
 
 /// The texts from which a profile is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Printed<'a> {
     /// The name of the file with the matrix, and its text.
     pub matrix: (&'a str, &'a str),
@@ -26,6 +28,8 @@ pub struct Printed<'a> {
     pub numactl: Option<&'a str>,
     /// The name and the text of a profile with the same GPU, from which rates are taken.
     pub like: (&'a str, &'a str),
+    /// The network cards that training uses, of those of the matrix the nearest to GPUs.
+    pub network: Option<NetworkFile>,
 }
 
 /// Bandwidth of one NVLink in each direction: 25 GB/s since the second generation.
@@ -34,7 +38,8 @@ const NVLINK_GBS: u32 = 25;
 /// A profile as TOML, with the wiring that is printed and the rates of another profile.
 ///
 /// # Errors
-/// A matrix that cannot be read, with line and column; a profile without a GPU or a socket.
+/// A matrix that cannot be read, with line and column, or has fewer network cards than are used; a profile without a GPU or
+/// a socket.
 pub fn hardware_from_topology(printed: &Printed<'_>, name: &str) -> Result<String, Faults> {
     let rows = read(printed.matrix.0, printed.matrix.1)?;
     let gpus: Vec<(usize, &Row)> = rows.iter().enumerate().filter(|(_, row)| row.name.starts_with("GPU")).collect();
@@ -51,12 +56,13 @@ pub fn hardware_from_topology(printed: &Printed<'_>, name: &str) -> Result<Strin
     let link = lanes(&figures, &gpu).map_or_else(|| first("link"), Ok)?;
     let hosts = host::nodes(printed.lscpu, printed.numactl);
     let near: BTreeSet<u32> = gpus.iter().map(|(_, row)| row.node.unwrap_or(0)).chain(hosts.keys().copied()).collect();
-    let mut profile = Profile { like, tables: BTreeMap::new() };
+    let mut profile = Profile { like, tables: BTreeMap::new(), network: None };
     for node in &near {
         profile.socket(&socket, *node, hosts.get(node).unwrap_or(&HostNode::default()));
         profile.root(&link, *node);
     }
-    let switches = switches(&gpus);
+    let cards = cards::used(&rows, printed)?;
+    let switches = switches(&gpus, &cards);
     for (index, (_, row)) in gpus.iter().enumerate() {
         profile.gpu(&gpu, index);
         profile.lane(&link, index, switches[index], row.node.unwrap_or(0));
@@ -75,9 +81,14 @@ pub fn hardware_from_topology(printed: &Printed<'_>, name: &str) -> Result<Strin
     for pair in near.iter().collect::<Vec<_>>().windows(2) {
         profile.interconnect(*pair[0], *pair[1]);
     }
-    let nics = rows.len() - gpus.len();
+    if let Some(network) = &printed.network {
+        let network = NetworkFile { at: cards::places(&cards, &gpus, &switches), ..network.clone() };
+        profile.network = Table::try_from(network).ok();
+    }
+    let (count, left) = (gpus.len(), rows.len() - gpus.len() - cards.len());
+    let used: String = cards.iter().map(|(_, row)| format!(", {}", row.name)).collect();
     let description =
-        format!("From `nvidia-smi topo -m`: {} GPUs, {nics} network cards, which are left out.", gpus.len());
+        format!("From `nvidia-smi topo -m`: {count} GPUs{used}; {left} other network cards, which are left out.");
     Ok(profile.text(name, &description))
 }
 
@@ -91,14 +102,17 @@ fn lanes(figures: &Table, gpu: &Table) -> Option<Table> {
     links.find(|link| ends(link).iter().filter(is_gpu).count() == 1).cloned()
 }
 
-/// The switch of each GPU that shares one with another GPU, numbered in their order.
-fn switches(gpus: &[(usize, &Row)]) -> Vec<Option<usize>> {
-    let mut found: Vec<Option<usize>> = vec![None; gpus.len()];
+/// The switch of each GPU and then of each card that shares one with a GPU, numbered in their order.
+fn switches(gpus: &[(usize, &Row)], cards: &[(usize, &Row)]) -> Vec<Option<usize>> {
+    let all: Vec<&(usize, &Row)> = gpus.iter().chain(cards).collect();
+    let mut found: Vec<Option<usize>> = vec![None; all.len()];
     let mut count = 0;
-    for index in 0..gpus.len() {
-        let shares =
-            |other: usize| matches!(gpus[index].1.relations.get(gpus[other].0), Some(Relation::Pix | Relation::Pxb));
-        let others: Vec<usize> = (0..gpus.len()).filter(|other| *other != index && shares(*other)).collect();
+    for index in 0..all.len() {
+        let shares = |other: usize| {
+            let near = matches!(all[index].1.relations.get(all[other].0), Some(Relation::Pix | Relation::Pxb));
+            near && index.min(other) < gpus.len()
+        };
+        let others: Vec<usize> = (0..all.len()).filter(|other| *other != index && shares(*other)).collect();
         if others.is_empty() {
             continue;
         }
@@ -120,6 +134,7 @@ fn switch_nodes(gpus: &[(usize, &Row)], switches: &[Option<usize>]) -> Vec<u32> 
 struct Profile<'a> {
     like: &'a str,
     tables: BTreeMap<&'static str, Vec<Table>>,
+    network: Option<Table>,
 }
 
 impl Profile<'_> {
@@ -209,6 +224,9 @@ impl Profile<'_> {
         all.insert("format-version".into(), Value::Integer(1));
         all.insert("name".into(), Value::String(name.into()));
         all.insert("description".into(), Value::String(description.into()));
+        if let Some(network) = self.network {
+            all.insert("network".into(), Value::Table(network));
+        }
         for (kind, tables) in self.tables {
             all.insert(kind.into(), Value::Array(tables.into_iter().map(Value::Table).collect()));
         }
