@@ -260,15 +260,16 @@ fn counts(most: usize) -> BTreeSet<usize> {
 /// Returns the class of each device: the index of its first member.
 pub(crate) fn classes(costs: &CostSums<'_>, coverage: Coverage) -> Vec<usize> {
     let mut classes: Vec<usize> = Vec::new();
+    let users = Users::new(costs);
     for device in 0..costs.devices.len() {
-        let like =
-            (0..device).find(|other| classes[*other] == *other && interchangeable(costs, (*other, device), coverage));
+        let like = (0..device)
+            .find(|other| classes[*other] == *other && interchangeable(costs, &users, (*other, device), coverage));
         classes.push(like.unwrap_or(device));
     }
     classes
 }
 
-fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Coverage) -> bool {
+fn interchangeable(costs: &CostSums<'_>, users: &Users, (a, b): (usize, usize), coverage: Coverage) -> bool {
     let (first, second) = (&costs.devices[a], &costs.devices[b]);
     let helpers = |device: usize| costs.hosts(device).map(|host| host.socket).collect::<Vec<_>>();
     let hosts_a_device = |socket: usize| {
@@ -286,7 +287,7 @@ fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Cover
     if !alike || shares(a, first.memory) || shares(b, second.memory) {
         return false;
     }
-    let mut swap = Swap { costs, coverage, a, b, partner: BTreeMap::new() };
+    let mut swap = Swap { costs, users, coverage, a, b, partner: BTreeMap::new() };
     (0..costs.devices.len()).filter(|other| *other != a && *other != b).all(|other| {
         swap.maps(costs.p2p(a, other), costs.p2p(b, other)) && swap.maps(costs.p2p(other, a), costs.p2p(other, b))
     }) && swap.maps(costs.p2p(a, b), costs.p2p(b, a))
@@ -295,6 +296,7 @@ fn interchangeable(costs: &CostSums<'_>, (a, b): (usize, usize), coverage: Cover
 /// A swap of two devices, with the swaps of links that it requires so far.
 struct Swap<'f, 'a> {
     costs: &'f CostSums<'a>,
+    users: &'f Users,
     coverage: Coverage,
     a: usize,
     b: usize,
@@ -332,14 +334,41 @@ impl Swap<'_, '_> {
 
     /// Whether only routes from or to one of the two devices use `link`.
     fn private(&self, link: LinkId) -> bool {
-        let devices = 0..self.costs.devices.len();
-        let elsewhere = |device: &usize| *device != self.a && *device != self.b;
-        devices.clone().filter(elsewhere).all(|from| {
-            devices.clone().filter(elsewhere).all(|to| {
-                self.costs.p2p(from, to).is_none_or(|p2p| p2p.links.iter().all(|(passed, _)| *passed != link))
-            })
-        })
+        let between = [(self.a, self.b), (self.b, self.a)];
+        let passes =
+            |pair: &&(usize, usize)| self.costs.p2p(pair.0, pair.1).is_some_and(|p2p| passed(p2p).contains(&link));
+        let of = |device: usize| self.users.of_ends.get(&(link, device)).copied().unwrap_or(0);
+        let all = self.users.of_all.get(&link).copied().unwrap_or(0);
+        all == of(self.a) + of(self.b) - between.iter().filter(passes).count()
     }
+}
+
+/// How many routes between two devices use each link: counted once, since classes ask for each pair of devices.
+struct Users {
+    of_all: BTreeMap<LinkId, usize>,
+    /// Those that begin or end at a device.
+    of_ends: BTreeMap<(LinkId, usize), usize>,
+}
+
+impl Users {
+    fn new(costs: &CostSums<'_>) -> Self {
+        let mut users = Self { of_all: BTreeMap::new(), of_ends: BTreeMap::new() };
+        let devices = 0..costs.devices.len();
+        for (from, to) in devices.clone().flat_map(|from| devices.clone().map(move |to| (from, to))) {
+            for link in costs.p2p(from, to).into_iter().filter(|_| from != to).flat_map(passed) {
+                *users.of_all.entry(link).or_default() += 1;
+                for end in [from, to] {
+                    *users.of_ends.entry((link, end)).or_default() += 1;
+                }
+            }
+        }
+        users
+    }
+}
+
+/// The links of a route, each once.
+fn passed(p2p: &P2pCost) -> BTreeSet<LinkId> {
+    p2p.links.iter().map(|(link, _)| *link).collect()
 }
 
 #[cfg(test)]
