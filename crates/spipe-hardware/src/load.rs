@@ -101,7 +101,7 @@ impl Hardware {
         let name = format!("{}-n{nodes}", self.name());
         let network = network.or_else(|| self.file().network.clone()).ok_or_else(|| {
             let fault = Diagnostic::error(format!("`{}` has no network", self.name()));
-            fault.hint("give cards and line rate, such as `--network 4x200Gb`, or a table `[network]` in the profile")
+            fault.hint("give its cards and their line rate, such as 4x200Gb, or add a table `[network]` to the profile")
         })?;
         let file = HardwareFile { name, nodes: Some(nodes), network: Some(network), ..self.file().clone() };
         self.changed(file)

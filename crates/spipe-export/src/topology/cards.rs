@@ -17,7 +17,7 @@ pub fn used<'a>(rows: &'a [Row], printed: &Printed<'_>) -> Result<Vec<(usize, &'
     if cards.len() < wanted {
         let fault =
             Diagnostic::error(format!("`{}` has {} network cards, not {wanted}", printed.matrix.0, cards.len()));
-        return Err(fault.hint("give the number of cards that training uses, such as `--network 8x400Gb`").into());
+        return Err(fault.hint("give the number of cards that training uses and their line rate").into());
     }
     let nearest =
         |row: &Row| row.relations.iter().zip(rows).filter(|(_, other)| is_gpu(other)).map(|(near, _)| *near).min();
