@@ -176,7 +176,7 @@ fn plans_on_meshes_are_read_back() {
     assert!(simulation.trace.iteration > SimTime::ZERO);
 }
 
-/// What no mesh divides is refused with what does.
+/// Degrees that no mesh divides are refused with the nearest that do.
 #[test]
 fn degrees_that_do_not_divide_are_refused() {
     let (model, hardware) = (model("gpt2-xl"), machine("a100-80g-x8-nvlink"));

@@ -103,13 +103,8 @@ pub enum ParallelError {
         device: String,
     },
     /// Two GPUs have no route between them.
-    #[error("`{from}` and `{to}` are not connected")]
-    Apart {
-        /// One end.
-        from: String,
-        /// The other.
-        to: String,
-    },
+    #[error(transparent)]
+    Rings(#[from] CostError),
 }
 
 /// Returns the time of concurrent ring all-reduces of `bytes`, one in each of `groups`, with the rings in the given
@@ -121,11 +116,7 @@ pub fn all_reduce(hardware: &Hardware, groups: &[Vec<DeviceId>], bytes: Bytes) -
     if bytes == Bytes::ZERO {
         return Ok(Seconds::ZERO);
     }
-    let rings = Rings::of(hardware, groups.iter().map(Vec::as_slice));
-    let rings = rings.map_err(|error| match error {
-        CostError::Apart { from, to } => ParallelError::Apart { from, to },
-        _ => ParallelError::Zero,
-    })?;
+    let rings = Rings::of(hardware, groups.iter().map(Vec::as_slice))?;
     Ok(rings.time(CollectiveKind::AllReduce, bytes))
 }
 

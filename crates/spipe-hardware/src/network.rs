@@ -14,7 +14,7 @@ pub struct NetworkFile {
     /// The cards of a computer. With as many as GPUs, each GPU has its own; otherwise they are at the switches or root
     /// complexes of their GPUs.
     pub cards: u32,
-    /// What each card is at, as it is wired: the names of switches, root complexes, GPUs or DRAMs of one computer.
+    /// The node that each card is at, as it is wired: the names of switches, root complexes, GPUs or DRAMs of one computer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at: Vec<String>,
     /// The rate that large messages reach over one card.
@@ -33,7 +33,7 @@ impl NetworkFile {
     /// bytes, as in `8x50GB/s`, is the one reached.
     ///
     /// # Errors
-    /// What is expected.
+    /// A message with the form that is expected.
     pub fn parse(text: &str) -> Result<Self, String> {
         let expected = || format!("`{text}` is no network; write cards and line rate, such as 4x200Gb");
         let (cards, rate) = text.split_once(['x', '×']).ok_or_else(expected)?;

@@ -54,7 +54,7 @@ pub(crate) struct Routes {
     pub channels: IdVec<MemoryId, Option<LinkId>>,
 }
 
-/// What routes are computed from.
+/// The inputs from which routes are computed.
 #[derive(Debug)]
 struct Graph {
     topology: Topology,

@@ -63,7 +63,7 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
     planned_only(context, parts, executed)
 }
 
-/// What is beyond replicas of a pipeline that trains all parameters.
+/// The answer about a mesh that no execution has: replicas of a pipeline that trains all its parameters are executed.
 fn beyond_replicas(context: &Context<'_>) -> Option<String> {
     let (mesh, trains) = (context.mesh(), context.workload().mode == Mode::Train);
     match mesh.data() {

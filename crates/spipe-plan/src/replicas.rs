@@ -1,6 +1,6 @@
 //! The stages of other replicas than the first, and of other members of a team than its lead.
 
-use crate::{Context, Placement, Stage, Weights};
+use crate::{Context, Placement, Stage};
 use spipe_base::{DeviceId, MemoryId};
 use spipe_cost::Mesh;
 
@@ -29,15 +29,7 @@ impl Context<'_> {
             let home = memory(self.hardware.devices()[socket].memory);
             self.hardware.memories()[home].device.unwrap_or(socket)
         };
-        Stage {
-            optimizer: stage.optimizer.map(socket),
-            offload: stage.offload.map(memory),
-            weights: match stage.weights {
-                Weights::Streamed(home) => Weights::Streamed(memory(home)),
-                Weights::Resident => Weights::Resident,
-            },
-            ..stage.on(device)
-        }
+        stage.moved(device, socket, memory)
     }
 
     /// The memory that is to `there` what `memory` is to `here`: its own, the host memory as near as this one, or the

@@ -87,6 +87,25 @@ impl Stage {
         Self { team: TeamId::led_by(device), ..self }
     }
 
+    /// The same stage on the team of `device`, with other sockets and memories for its own.
+    pub fn moved(
+        self,
+        device: DeviceId,
+        socket: impl Fn(DeviceId) -> DeviceId,
+        memory: impl Fn(MemoryId) -> MemoryId,
+    ) -> Self {
+        Self {
+            optimizer: self.optimizer.map(socket),
+            offload: self.offload.map(&memory),
+            state: self.state.map(&memory),
+            weights: match self.weights {
+                Weights::Streamed(home) => Weights::Streamed(memory(home)),
+                Weights::Resident => Weights::Resident,
+            },
+            ..self.on(device)
+        }
+    }
+
     /// The same stage with its first `recomputed` layers recomputed.
     pub const fn with_recomputed(self, recomputed: usize) -> Self {
         Self { recomputed, ..self }

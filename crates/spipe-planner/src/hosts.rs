@@ -24,15 +24,7 @@ pub(crate) fn sockets(context: &Context<'_>, device: DeviceId) -> Vec<DeviceId> 
 /// Returns `stage` with all its host data on `socket`.
 pub(crate) fn on_socket(context: &Context<'_>, stage: &Stage, socket: DeviceId) -> Stage {
     let home = context.hardware.devices()[socket].memory;
-    Stage {
-        optimizer: stage.optimizer.map(|_| socket),
-        offload: stage.offload.map(|_| home),
-        weights: match stage.weights {
-            Weights::Streamed(_) => Weights::Streamed(home),
-            Weights::Resident => Weights::Resident,
-        },
-        ..*stage
-    }
+    Stage { state: stage.state, ..stage.moved(stage.lead(), |_| socket, |_| home) }
 }
 
 /// Returns the socket with the host data of a stage, if it has any.

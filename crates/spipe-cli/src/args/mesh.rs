@@ -27,12 +27,12 @@ pub struct Mesh {
     /// The network between them, by cards of a computer and their line rate, such as 4x200Gb; by default the profile's
     #[arg(long, value_name = "CARDS", requires = "nodes")]
     pub network: Option<String>,
-    /// What is divided among replicas: nothing, the optimizer (ZeRO 1), or all with the parameters (ZeRO 3, FSDP)
+    /// The state that is divided among replicas: nothing, the optimizer (ZeRO 1), or all with the parameters (ZeRO 3, FSDP)
     #[arg(long, value_enum)]
     pub sharding: Option<ShardingChoice>,
 }
 
-/// What is divided among replicas.
+/// The state that is divided among replicas.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ShardingChoice {
     /// Nothing: gradients are summed over replicas

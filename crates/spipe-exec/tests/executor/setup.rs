@@ -42,7 +42,7 @@ pub struct Setup<'a> {
     pub optimizer: Optimizer,
     /// By replica, the devices of its stages; none for one replica.
     pub replicas: &'a [&'a str],
-    /// What the replicas divide.
+    /// The sharding among the replicas.
     pub sharding: Sharding,
 }
 

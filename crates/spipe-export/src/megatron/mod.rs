@@ -14,7 +14,7 @@ const VERSION: &str = "0.16.1";
 /// The folder of a plan that Megatron runs.
 ///
 /// # Errors
-/// What Megatron cannot express, with the nearest plan that it can.
+/// Everything that Megatron cannot express, with the nearest plan that it can.
 pub fn megatron(plan: &Plan) -> Result<Folder, Faults> {
     let settings = Settings::new(plan)?;
     let mut folder = Folder::default();

@@ -1,4 +1,4 @@
-//! What Megatron cannot express.
+//! Refusals of plans that Megatron cannot express.
 
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::{Formats, GradientFormat, Mode, Optimizer};

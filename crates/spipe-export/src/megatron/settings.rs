@@ -32,7 +32,7 @@ impl<'a> Settings<'a> {
     /// The settings of `plan`.
     ///
     /// # Errors
-    /// What Megatron cannot express.
+    /// An answer that Megatron cannot express.
     pub fn new(plan: &'a Plan) -> Result<Self, Faults> {
         let model = refusal::check(plan)?;
         let (context, placement) = (plan.context(), plan.placement());

@@ -27,7 +27,7 @@ pub fn used<'a>(rows: &'a [Row], printed: &Printed<'_>) -> Result<Vec<(usize, &'
     Ok(cards)
 }
 
-/// What each card is at: the switch that it shares with a GPU, or the root complex of the nearest GPU's node.
+/// The node that each card is at: the switch that it shares with a GPU, or the root complex of the nearest GPU's node.
 pub fn places(cards: &[(usize, &Row)], gpus: &[(usize, &Row)], switches: &[Option<usize>]) -> Vec<String> {
     let place = |(index, (_, card)): (usize, &(usize, &Row))| match switches[gpus.len() + index] {
         Some(switch) => format!("switch{switch}"),

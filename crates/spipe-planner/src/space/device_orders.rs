@@ -335,8 +335,8 @@ impl Swap<'_, '_> {
     /// Whether only routes from or to one of the two devices use `link`.
     fn private(&self, link: LinkId) -> bool {
         let between = [(self.a, self.b), (self.b, self.a)];
-        let passes =
-            |pair: &&(usize, usize)| self.costs.p2p(pair.0, pair.1).is_some_and(|p2p| passed(p2p).contains(&link));
+        let uses = |p2p: &P2pCost| p2p.links.iter().any(|(passed, _)| *passed == link);
+        let passes = |pair: &&(usize, usize)| self.costs.p2p(pair.0, pair.1).is_some_and(uses);
         let of = |device: usize| self.users.of_ends.get(&(link, device)).copied().unwrap_or(0);
         let all = self.users.of_all.get(&link).copied().unwrap_or(0);
         all == of(self.a) + of(self.b) - between.iter().filter(passes).count()
@@ -346,7 +346,7 @@ impl Swap<'_, '_> {
 /// How many routes between two devices use each link: counted once, since classes ask for each pair of devices.
 struct Users {
     of_all: BTreeMap<LinkId, usize>,
-    /// Those that begin or end at a device.
+    /// The same for the routes that begin or end at a device.
     of_ends: BTreeMap<(LinkId, usize), usize>,
 }
 

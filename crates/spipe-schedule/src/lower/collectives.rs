@@ -32,9 +32,7 @@ pub(super) fn hop(
         let rings = rings(context.hardware, &group);
         (shares, apart) = (rings.len(), is_apart(context.hardware, &group));
         for [from, to] in hops(&rings) {
-            let shown =
-                if context.cost.shows_all() { into(context.hardware, [from, to], (group[own], shares)) } else { true };
-            if shown {
+            if !context.cost.shows_all() || into(context.hardware, [from, to], (group[own], shares)) {
                 let way = way(context.hardware, [from, to])?;
                 way.links.iter().for_each(|link| *passes.entry(*link).or_default() += 1);
                 of_lead.extend((member == 0).then_some(way));

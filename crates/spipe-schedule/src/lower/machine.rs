@@ -5,7 +5,7 @@ use spipe_base::{IdVec, LinkId, SimTime};
 use spipe_cost::Mode;
 use spipe_plan::{Context, Placement};
 
-/// What a lane stands for on a mesh.
+/// A note about lanes that stand for several devices of a mesh.
 fn stands_for(context: &Context<'_>) -> Option<String> {
     let (data, tensor) = (context.mesh().data(), context.mesh().tensor());
     let replicas = if context.cost.shows_all() { 1 } else { data };

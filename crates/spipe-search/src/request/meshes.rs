@@ -23,7 +23,7 @@ pub struct Degrees {
     pub data: Option<u64>,
     /// Whether the members of a team divide activations by tokens, too. Where the tensor degree is searched, they do.
     pub sequence: bool,
-    /// What is divided among the replicas.
+    /// The state that is divided among the replicas.
     pub sharding: Option<Sharding>,
 }
 
@@ -108,24 +108,19 @@ impl Degrees {
             return Err(SearchError::request(message, "teams and replicas are made of GPUs"));
         }
         self.check(gpus.len() as u64, (model, hardware), workloads, spelling)?;
-        let of_shape = |shape: [u64; 3]| mesh(&gpus, shape);
         let mut all = Vec::new();
         for shape in self.shapes(gpus.len() as u64) {
             let [tensor, _, data] = shape;
             let divides = |workload: &Workload| workload.microbatches.is_multiple_of(data);
-            let replicas = of_shape(shape);
-            let even = check_mesh(hardware, &Mesh { replicas: replicas.clone(), ..Mesh::default() });
+            let sequence = tensor > 1 && (self.sequence || self.tensor.is_none());
+            let mesh = Mesh { replicas: replicas(&gpus, shape), sequence, ..Mesh::default() };
+            let even = check_mesh(hardware, &mesh);
             let fits = model.shard(tensor).is_ok() && workloads.iter().any(divides) && even.is_ok();
             if let (Err(fault), true) = (even, self.is_given()) {
                 return Err(SearchError::Infeasible(fault));
             }
             if fits {
-                let sequence = tensor > 1 && (self.sequence || self.tensor.is_none());
-                all.extend(self.shardings(data).map(|sharding| Mesh {
-                    replicas: replicas.clone(),
-                    sharding,
-                    sequence,
-                }));
+                all.extend(self.shardings(data).into_iter().map(|sharding| Mesh { sharding, ..mesh.clone() }));
             }
         }
         if all.is_empty() {
@@ -161,12 +156,13 @@ impl Degrees {
         all
     }
 
-    /// What is divided among `data` replicas: what is asked for, or each of nothing and the optimizer.
-    fn shardings(&self, data: u64) -> impl Iterator<Item = Sharding> {
-        let searched = [Sharding::None, Sharding::Optimizer];
-        let all = self.sharding.map_or_else(|| searched.to_vec(), |given| vec![given]);
-        let count = if data == 1 { 1 } else { all.len() };
-        (0..count).map(move |at| if data == 1 { Sharding::None } else { all[at] })
+    /// The shardings to try among `data` replicas: the one asked for, or each of none and the optimizer.
+    fn shardings(&self, data: u64) -> Vec<Sharding> {
+        match self.sharding {
+            _ if data == 1 => vec![Sharding::None],
+            Some(given) => vec![given],
+            None => vec![Sharding::None, Sharding::Optimizer],
+        }
     }
 
     fn check(
@@ -224,7 +220,7 @@ fn nearest(degree: u64, most: u64, divides: impl Fn(u64) -> bool) -> String {
 }
 
 /// The teams of each replica.
-fn mesh(gpus: &[DeviceId], [tensor, pipeline, data]: [u64; 3]) -> Vec<Vec<Team>> {
+fn replicas(gpus: &[DeviceId], [tensor, pipeline, data]: [u64; 3]) -> Vec<Vec<Team>> {
     let teams: Vec<Team> = gpus.chunks_exact(tensor as usize).map(<[DeviceId]>::to_vec).collect();
     let of_replica =
         |replica: u64| (0..pipeline).map(|stage| teams[(stage * data + replica) as usize].clone()).collect();

@@ -5,7 +5,7 @@ use super::{
     cases::{Case, ROUNDING, Results},
     drives::{self, Moved, OnDrives, RefusedOnDrives},
     found::{End, Ended, Found, gap},
-    on_mesh::{Evaluated, OnMesh},
+    on_mesh::OnMesh,
     readable, refusal,
     watched::Watched,
 };
@@ -352,10 +352,11 @@ impl Search<'_> {
     fn one_mesh(&self, case: &Case, options: Options) -> Result<Solution, PlanError> {
         let (request, teams) = (self.request, self.on_mesh(case)?);
         let Some(pins) = teams.pins(&options.pins) else { return Err(no_pinned(request)) };
+        let on_teams = |placement: &Placement| teams.accepted(placement);
         let (evaluator, watch) = (teams.real.evaluator(), request.watch.as_deref());
-        let evaluated = Evaluated { teams: &teams, evaluator, watch, workload: case.workload };
+        let evaluator = Watched { evaluator, watch, workload: case.workload, instead: Some(&on_teams) };
         let options = Options { pins, start: None, ..options };
-        let found = self.solved((teams.leads.context(), &case.systems), options, &evaluated)?;
+        let found = self.solved((teams.leads.context(), &case.systems), options, &evaluator)?;
         Ok(Solution { placement: teams.placement(&found.placement), ..found })
     }
 
@@ -369,13 +370,15 @@ impl Search<'_> {
         let (searched, watch) = (setting(&case.hardware)?, request.watch.as_deref());
         let (workload, problem) = (case.workload, (searched.context(), case.systems.as_slice()));
         let Some(OnDrives { machine, named, refused }) = self.on_drives else {
-            let evaluator = Watched { evaluator: searched.evaluator(), watch, workload };
+            let evaluator = Watched { evaluator: searched.evaluator(), watch, workload, instead: None };
             return self.solved(problem, options, &evaluator);
         };
         let real = case.systems.first().map_or(machine.hardware(), |system| machine.of(*system));
         let real = setting(real)?;
-        let moved = Moved { evaluator: real.evaluator(), named, refused, watch, workload };
-        let found = self.solved(problem, options, &moved)?;
+        let moved = Moved { context: real.context(), named, refused };
+        let on_drives = |placement: &Placement| moved.placement(placement);
+        let evaluator = Watched { evaluator: real.evaluator(), watch, workload, instead: Some(&on_drives) };
+        let found = self.solved(problem, options, &evaluator)?;
         match moved.placement(&found.placement) {
             Some(placement) => Ok(Solution { placement, ..found }),
             None => Err(refused.closest().unwrap_or_else(|| refusal::no_drive(named, request.spelling))),

@@ -9,15 +9,15 @@
 
 use super::refusal::missing;
 use crate::{
-    evaluator::Evaluator,
-    request::{Request, drives::DriveFor, machine::Machine, watch::Watch},
+    request::{Request, drives::DriveFor, machine::Machine},
     setting::Setting,
 };
-use spipe_base::{Bytes, MemoryId, SimTime};
-use spipe_cost::{LayerMemory, Mode, Workload};
+use spipe_base::{Bytes, MemoryId};
+use spipe_cost::{LayerMemory, Mode};
 use spipe_hardware::{Hardware, MemoryKind};
 use spipe_plan::{
-    Placement, check, with_activations_on, with_all_states_on_drives, with_parameters_on, with_states_on_drives,
+    Context, Placement, check, with_activations_on, with_all_states_on_drives, with_parameters_on,
+    with_states_on_drives,
 };
 use spipe_planner::{PlanError, refusal_of};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -90,20 +90,18 @@ fn with_room(request: &Request, hardware: &Hardware) -> Option<Hardware> {
     Some(roomy)
 }
 
-/// An evaluator of placements with their states and activations moved to drives.
+/// A move of states and activations to drives.
 pub struct Moved<'a> {
-    /// The evaluator on the machine as it is.
-    pub evaluator: Evaluator<'a>,
+    /// The machine as it is.
+    pub context: Context<'a>,
     pub named: DriveFor,
     pub refused: &'a RefusedOnDrives,
-    pub watch: Option<&'a Watch>,
-    pub workload: Workload,
 }
 
 impl Moved<'_> {
     /// The placement with states and activations on drives, if it fits the machine as it is.
     pub fn placement(&self, placement: &Placement) -> Option<Placement> {
-        let context = self.evaluator.context();
+        let context = self.context;
         let mut moved = placement.clone();
         if let Some(drive) = self.named.parameters {
             moved = with_parameters_on(&moved, drive)?;
@@ -120,24 +118,5 @@ impl Moved<'_> {
             refusal_of(&context, &tried).into_iter().for_each(|error| self.refused.note(error));
         }
         None
-    }
-
-    fn seen(&self, placement: &Placement, time: impl FnOnce(&Placement) -> Option<SimTime>) -> Option<SimTime> {
-        let moved = self.placement(placement)?;
-        let time = time(&moved)?;
-        if let Some(watch) = self.watch {
-            watch.plan(&self.workload, &moved, time);
-        }
-        Some(time)
-    }
-}
-
-impl spipe_planner::Evaluator for Moved<'_> {
-    fn iteration(&self, placement: &Placement) -> Option<SimTime> {
-        self.seen(placement, |moved| self.evaluator.iteration(moved))
-    }
-
-    fn iteration_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
-        self.seen(placement, |moved| self.evaluator.iteration_within(moved, limit))
     }
 }

@@ -8,12 +8,12 @@
 //! The bound of the search holds: on the real machine, the same copies share links with those of other teams, and
 //! gradients are reduced over replicas.
 
-use crate::{evaluator::Evaluator, request::watch::Watch, setting::Setting};
-use spipe_base::{Bytes, DeviceId, IdVec, MemoryId, SimTime};
+use crate::setting::Setting;
+use spipe_base::{Bytes, DeviceId, IdVec, MemoryId};
 use spipe_cost::{CostError, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Mesh, Placement, Stage, Weights, check};
+use spipe_plan::{Mesh, Placement, Stage, check};
 use spipe_planner::Pins;
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -34,7 +34,7 @@ impl OnMesh {
     /// The setting of `workload` on the teams of `mesh`. With `all`, plans use all of them.
     ///
     /// # Errors
-    /// What the mesh does not divide.
+    /// A model or a batch that the mesh does not divide.
     pub fn new(
         (model, hardware): (&Arc<Model>, &Arc<Hardware>),
         workload: &Workload,
@@ -55,15 +55,8 @@ impl OnMesh {
 
     /// The placement on the teams of the real machine.
     pub fn placement(&self, placement: &Placement) -> Placement {
-        let stage = |stage: &Stage| Stage {
-            optimizer: stage.optimizer.map(|socket| self.devices[socket]),
-            offload: stage.offload.map(|memory| self.memories[memory]),
-            state: stage.state.map(|memory| self.memories[memory]),
-            weights: match stage.weights {
-                Weights::Streamed(home) => Weights::Streamed(self.memories[home]),
-                Weights::Resident => Weights::Resident,
-            },
-            ..stage.on(self.devices[stage.lead()])
+        let stage = |stage: &Stage| {
+            stage.moved(self.devices[stage.lead()], |socket| self.devices[socket], |memory| self.memories[memory])
         };
         Placement {
             stages: placement.stages.iter().map(stage).collect(),
@@ -82,7 +75,7 @@ impl OnMesh {
     }
 
     /// The placement on the real machine, if the checker accepts it there.
-    fn accepted(&self, placement: &Placement) -> Option<Placement> {
+    pub fn accepted(&self, placement: &Placement) -> Option<Placement> {
         let real = self.placement(placement);
         let teams = self.real.table().mesh().leads().count();
         let complete = !self.all || real.devices().len() == teams;
@@ -112,33 +105,4 @@ fn leading(hardware: &Hardware, mesh: &Mesh) -> Option<Hardware> {
         shares.map_or(capacity, |(here, all)| Bytes::new(capacity.get() / all * here))
     };
     Some(part.with_capacities(room).ok()?.with_gpu_memory_of(hardware))
-}
-
-/// An evaluator of placements on the machine of the leads, whose results are recorded.
-pub struct Evaluated<'a> {
-    pub teams: &'a OnMesh,
-    pub evaluator: Evaluator<'a>,
-    pub watch: Option<&'a Watch>,
-    pub workload: Workload,
-}
-
-impl Evaluated<'_> {
-    fn seen(&self, placement: &Placement, time: impl FnOnce(&Placement) -> Option<SimTime>) -> Option<SimTime> {
-        let real = self.teams.accepted(placement)?;
-        let time = time(&real)?;
-        if let Some(watch) = self.watch {
-            watch.plan(&self.workload, &real, time);
-        }
-        Some(time)
-    }
-}
-
-impl spipe_planner::Evaluator for Evaluated<'_> {
-    fn iteration(&self, placement: &Placement) -> Option<SimTime> {
-        self.seen(placement, |real| self.evaluator.iteration(real))
-    }
-
-    fn iteration_within(&self, placement: &Placement, limit: SimTime) -> Option<SimTime> {
-        self.seen(placement, |real| self.evaluator.iteration_within(real, limit))
-    }
 }

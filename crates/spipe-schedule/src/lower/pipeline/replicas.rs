@@ -123,8 +123,8 @@ impl PipelineLowering<'_> {
     pub(super) fn gather_over_replicas(&mut self) {
         for stages in self.alike() {
             let updated: Option<Vec<Access>> = stages.iter().map(|stage| self.updated.get(stage).copied()).collect();
-            for (stage, updated) in stages.iter().zip(std::iter::repeat(updated)) {
-                let Some(updated) = updated else { continue };
+            let Some(updated) = updated else { continue };
+            for stage in &stages {
                 let parameters = Access::new(self.stations[*stage].parameters, 1);
                 let kind = (CollectiveKind::AllGather, Collective::AllGather);
                 self.collective((*stage, |memory| memory.updated), kind, (&updated, parameters));
