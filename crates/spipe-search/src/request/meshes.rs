@@ -180,8 +180,8 @@ impl Degrees {
         let wanted = given.iter().filter_map(|(_, degree)| *degree).fold(1u64, u64::saturating_mul);
         if wanted > gpus {
             let factors: Vec<String> = given.iter().filter_map(|(_, degree)| degree.map(|it| it.to_string())).collect();
-            let message =
-                format!("{} = {wanted} GPUs are asked for, but `{}` has {gpus}", factors.join(" × "), hardware.name());
+            let product = if factors.len() > 1 { format!("{} = ", factors.join(" × ")) } else { String::new() };
+            let message = format!("{product}{wanted} GPUs are asked for, but `{}` has {gpus}", hardware.name());
             return Err(SearchError::request(message, "lower a degree, or name a larger machine"));
         }
         if let Some(tensor) = self.tensor
