@@ -2,7 +2,7 @@
 
 use spipe_base::{DeviceId, LayerRange, SimTime};
 use spipe_cost::{Mode, Parallelism, Workload};
-use spipe_hardware::{Hardware, Runtime};
+use spipe_hardware::{Hardware, NetworkFile, Runtime};
 use spipe_model::{Model, Precision, Recompute};
 use spipe_plan::{Mesh, Placement, Plan, Sharding, Stage, System, Team, footprint};
 use spipe_schedule::{Program, lower, lower_all_replicas};
@@ -85,6 +85,39 @@ fn one_replica_takes_the_time_of_all() {
                 let error = (short.to_ms() - long.to_ms()).abs() / long.to_ms();
                 assert!(error < 1e-5, "{name} {degrees:?} {system} {sharding:?}: {short} and {long}");
             }
+        }
+    }
+}
+
+/// One device of a sharded system that stands for many takes the time of all of them: with shards on devices, with shards
+/// and steps on hosts, within a computer and over several, whose network cards all carry a part.
+#[test]
+fn one_device_takes_the_time_of_all_that_shard() {
+    let model = model("gpt2-xl");
+    // Where hops differ, as over PCIe, the slowest stands for all of them, as long as the others last.
+    let machines = [("a100-80g-x8-nvlink", 3, 0.0), ("h100-80g-x8-nvlink", 4, 0.0), ("rtx3090-x4-two-sockets", 6, 0.2)];
+    for (name, nodes, unlike) in machines {
+        let network = NetworkFile::parse("4x200Gb").unwrap();
+        let hardware = Arc::new(machine(name).on_nodes(nodes, Some(network)).unwrap());
+        let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
+        let setting = Setting::new(&model, &hardware, &workload(3 * gpus as u64)).unwrap();
+        let (context, lead) = (setting.context(), hardware.device("gpu0").unwrap());
+        let home = context.hardware.host_memory(lead).unwrap();
+        for system in [System::Fsdp, System::ZeroInfinity] {
+            let stage = |layer: usize| {
+                let stage = Stage::new(lead, LayerRange::new(layer.into(), layer.into()).expect("a layer"));
+                let socket = hardware.memories()[home].device.filter(|_| system == System::ZeroInfinity);
+                socket.map_or(stage, |socket| stage.with_weights_in(home).with_optimizer_on(socket))
+            };
+            let placement = Placement::new(system, (0..model.layers().len()).map(stage));
+            let [one, all] = both(&setting, &placement.over_gpus(&hardware, None));
+            let [few, many] = [&one, &all].map(|program| program.actions().len());
+            assert!(many > gpus * few / 2, "{few} actions stand for {many}");
+            let [short, long] = [one, all].map(|program| iteration_time(&program).unwrap());
+            let error = (short.to_ms() - long.to_ms()).abs() / long.to_ms();
+            // The steps of all devices on a host are one, so that none of them is over before the others.
+            let most = if system == System::Fsdp { 1e-5 } else { 1e-2 };
+            assert!(error < most + unlike, "{nodes} × {name}, {system}: {short} and {long}");
         }
     }
 }

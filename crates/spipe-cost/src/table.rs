@@ -150,6 +150,13 @@ impl CostTable {
         Self { shows_all: true, ..self }
     }
 
+    /// Returns the same table for one replica of `mesh`, which has its share of the microbatches and stands for all.
+    #[must_use]
+    pub fn of_one_replica(&self, mesh: &Mesh) -> Self {
+        let workload = Workload { microbatches: self.workload.microbatches / mesh.data(), ..self.workload };
+        Self { workload, mesh: mesh.clone(), ..self.clone() }
+    }
+
     /// Whether programs have all replicas of the mesh.
     pub const fn shows_all(&self) -> bool {
         self.shows_all

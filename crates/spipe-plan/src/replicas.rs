@@ -51,6 +51,17 @@ impl Context<'_> {
         if self.cost.shows_all() { team() } else { self.runners(lead) }
     }
 
+    /// The steps of devices for which a step of `device` stands that run on `host`, one after the other: 1 for a step on
+    /// the device itself.
+    pub fn steps_on_one_host(&self, device: DeviceId, host: DeviceId) -> u64 {
+        if host == device {
+            return 1;
+        }
+        let memory = self.hardware.devices()[host].memory;
+        let shown = self.shown_by(device).into_iter();
+        shown.filter(|other| self.counterpart(memory, (device, *other)) == memory).count().max(1) as u64
+    }
+
     /// The pairs of memories between which a copy between these runs: one for each device for which the copy stands.
     pub fn copies(&self, [from, to]: [MemoryId; 2]) -> Vec<[MemoryId; 2]> {
         let owner = |memory: MemoryId| self.hardware.memories()[memory].device;

@@ -27,7 +27,7 @@ mod work;
 pub use fair_share::{Demand, FairShare};
 pub use lower::{
     StreamedTimes, UnitTimes, bare, bare_offloaded, bare_offloaded_with_stage_times, bare_streamed, bare_superpipeline,
-    bare_superpipeline_after, bare_with_stage_times, lower, lower_all_replicas,
+    bare_superpipeline_after, bare_with_stage_times, lower, lower_all_replicas, shown_by,
 };
 pub use order::{
     Barrier, Offloading, Order, Pass, Skipped, StageTimes, Step, Token, Word, automatic, gis, gis_warning, gpipe,

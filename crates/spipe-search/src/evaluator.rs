@@ -4,7 +4,7 @@ use crate::error::SearchError;
 use spipe_base::{Bytes, MemoryId, SimTime};
 use spipe_plan::{Context, MemoryParts, Placement, Plan, check};
 use spipe_planner::Evaluator as _;
-use spipe_schedule::{Program, lower, lower_all_replicas};
+use spipe_schedule::{Program, lower, lower_all_replicas, shown_by};
 use spipe_sim::{Options, Simulation, is_ok, iteration_time, iteration_time_within, simulate};
 use spipe_trace::MemoryTrack;
 use std::collections::BTreeMap;
@@ -53,17 +53,17 @@ impl<'a> Evaluator<'a> {
             let parts = simulation.parts.get(&track.name).into_iter().flatten();
             let parts: MemoryParts = parts.map(|(part, bytes)| ((*part).to_owned(), *bytes)).collect();
             let memory = self.context.hardware.memory(&track.name);
-            let alike = memory.into_iter().flat_map(|memory| self.alike(memory));
+            let alike = memory.into_iter().flat_map(|memory| self.alike(memory, placement));
             alike.map(|memory| (memory, (track.peak, parts.clone()))).collect::<Vec<_>>()
         };
         Ok(tracks.flat_map(named).collect())
     }
 
     /// The memories of devices for which the one of `memory` stands in a program, with itself.
-    fn alike(&self, memory: MemoryId) -> Vec<MemoryId> {
+    fn alike(&self, memory: MemoryId, placement: &Placement) -> Vec<MemoryId> {
         let hardware = self.context.hardware;
         let lead = hardware.memories()[memory].device.filter(|device| hardware.devices()[*device].is_gpu());
-        let shown = lead.map_or_else(Vec::new, |lead| self.context.shown_by(lead));
+        let shown = lead.map_or_else(Vec::new, |lead| shown_by(&self.context, placement, lead));
         std::iter::once(memory).chain(shown.into_iter().map(|device| hardware.devices()[device].memory)).collect()
     }
 }

@@ -5,71 +5,87 @@ use spipe_base::{Bytes, BytesPerSecond, DeviceId, Diagnostic, LinkId, SimTime};
 use spipe_cost::collectives::{is_apart, latencies, measured, rings, route, steps};
 use spipe_hardware::{CollectiveKind, Hardware, Route};
 use spipe_plan::{Context, Team};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-/// The flow by which the team of `lead` takes part in a collective over all replicas of `bytes` of each member; none where
-/// nothing moves. It passes a channel as often as the hops that run at the same time: those of all rings or, in a program
-/// that has all replicas, those of its own team.
-///
-/// In a program with one replica that stands for all, the slowest hop counts.
-///
-/// # Errors
-/// Two neighbours are not connected.
-pub(super) fn hop(
-    context: &Context<'_>,
-    lead: DeviceId,
-    (kind, bytes): (CollectiveKind, Bytes),
-) -> Result<Option<Flow>, Diagnostic> {
-    let teams: Vec<&Team> = context.mesh().peers(lead).collect();
-    let count = teams.len();
-    let Some(own) = teams.iter().position(|team| team[0] == lead).filter(|_| count > 1 && bytes > Bytes::ZERO) else {
-        return Ok(None);
-    };
-    let groups = (0..teams[own].len()).map(|member| teams.iter().map(|team| team[member]).collect::<Vec<_>>());
-    let mut passes: BTreeMap<LinkId, usize> = BTreeMap::new();
-    let (mut of_lead, mut shares, mut apart) = (Vec::new(), 1, false);
-    for (member, group) in groups.enumerate() {
-        let rings = rings(context.hardware, &group);
-        (shares, apart) = (rings.len(), is_apart(context.hardware, &group));
-        for [from, to] in hops(&rings) {
-            if !context.cost.shows_all() || into(context.hardware, [from, to], (group[own], shares)) {
-                let way = way(context.hardware, [from, to])?;
-                way.links.iter().for_each(|link| *passes.entry(*link).or_default() += 1);
-                of_lead.extend((member == 0).then_some(way));
+/// The ways by which a team receives in collectives over several, such as all replicas of a stage.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Hops {
+    /// Each with its channels, as often as copies pass them that run at the same time.
+    ways: Vec<(Arc<[LinkId]>, Route)>,
+    /// The teams.
+    count: usize,
+    /// The rings of a group, which share its bytes.
+    rings: usize,
+    /// Whether they are in several computers.
+    apart: bool,
+}
+
+impl Hops {
+    /// The ways of the team of `lead`, one of `teams`, in the rings of all its members. In a program that has all teams, they
+    /// are the hops into this one; in one where it stands for all, the slowest hop of any, beside all others.
+    ///
+    /// # Errors
+    /// Two neighbours are not connected.
+    pub fn of(context: &Context<'_>, (teams, lead): (&[&Team], DeviceId)) -> Result<Self, Diagnostic> {
+        let (hardware, alone) = (context.hardware, context.cost.shows_all());
+        let Some(own) = teams.iter().position(|team| team[0] == lead).filter(|_| teams.len() > 1) else {
+            return Ok(Self::default());
+        };
+        let mut passes: BTreeMap<(usize, LinkId), usize> = BTreeMap::new();
+        let (mut of_lead, mut shares, mut apart) = (Vec::new(), 1, false);
+        for member in 0..teams[own].len() {
+            let group: Vec<DeviceId> = teams.iter().map(|team| team[member]).collect();
+            let rings = rings(hardware, &group);
+            (shares, apart) = (rings.len(), is_apart(hardware, &group));
+            for (at, ring) in rings.iter().enumerate() {
+                // Those of one ring run by themselves if all are shown, and beside all others if one is.
+                let at = if alone { at } else { 0 };
+                let hops = ring.iter().zip(ring.iter().cycle().skip(1));
+                for (from, to) in hops.filter(|(_, to)| !alone || **to == group[own]) {
+                    let way = way(hardware, [*from, *to])?;
+                    way.links.iter().for_each(|link| *passes.entry((at, *link)).or_default() += 1);
+                    of_lead.extend((member == 0).then_some((at, way)));
+                }
             }
         }
+        let rate = |(at, route): &(usize, &Route)| {
+            let shared = |link: &LinkId| hardware.links()[*link].bandwidth.get() / passes[&(*at, *link)] as f64;
+            route.links.iter().map(shared).chain(route.rate_cap.map(|cap| cap.get())).fold(f64::INFINITY, f64::min)
+        };
+        if !alone {
+            let order = |one: &(usize, &Route), other: &(usize, &Route)| {
+                rate(one).total_cmp(&rate(other)).then(other.1.latency.cmp(&one.1.latency))
+            };
+            of_lead = of_lead.into_iter().min_by(order).into_iter().collect();
+        }
+        let channels = |(at, route): (usize, &Route)| {
+            let often = route.links.iter().flat_map(|link| std::iter::repeat_n(*link, passes[&(at, *link)]));
+            (often.collect(), route.clone())
+        };
+        Ok(Self { ways: of_lead.into_iter().map(channels).collect(), count: teams.len(), rings: shares, apart })
     }
-    let rate = |route: &Route| {
-        let shared = |link: &LinkId| context.hardware.links()[*link].bandwidth.get() / passes[link] as f64;
-        route.links.iter().map(shared).chain(route.rate_cap.map(|cap| cap.get())).fold(f64::INFINITY, f64::min)
-    };
-    let slower = |one: &&Route, other: &&Route| rate(one).total_cmp(&rate(other)).then(other.latency.cmp(&one.latency));
-    let moved = u128::from(bytes.get()) * u128::from(steps(kind, count)) / (count * shares) as u128;
-    Ok(of_lead.into_iter().min_by(slower).map(|route| {
-        let flow = Flow {
-            route: route.links.iter().flat_map(|link| std::iter::repeat_n(*link, passes[link])).collect(),
-            latency: SimTime::from_seconds(route.latency * latencies(kind, count, apart)),
-            bytes: Bytes::new(moved as u64),
-            rate_cap: route.rate_cap,
+
+    /// The flows of a collective of `bytes` of each member; none where nothing moves.
+    pub fn flows(&self, hardware: &Hardware, (kind, bytes): (CollectiveKind, Bytes)) -> Vec<Flow> {
+        if bytes == Bytes::ZERO || self.ways.is_empty() {
+            return Vec::new();
+        }
+        let moved = u128::from(bytes.get()) * u128::from(steps(kind, self.count)) / (self.count * self.rings) as u128;
+        let moved = Bytes::new(moved as u64);
+        let known = measured(hardware, (kind, self.count, self.apart), bytes);
+        let known = known.and_then(|time| BytesPerSecond::new(moved.as_f64() / time.get()));
+        let flow = |(channels, route): &(Arc<[LinkId]>, Route)| Flow {
+            route: Arc::clone(channels),
+            latency: match known {
+                Some(_) => SimTime::ZERO,
+                None => SimTime::from_seconds(route.latency * latencies(kind, self.count, self.apart)),
+            },
+            bytes: moved,
+            rate_cap: known.or(route.rate_cap),
             share: Share::default(),
         };
-        let known = measured(context.hardware, (kind, count, apart), bytes);
-        let rate = known.and_then(|time| BytesPerSecond::new(flow.bytes.as_f64() / time.get()));
-        match rate {
-            Some(rate) => Flow { latency: SimTime::ZERO, rate_cap: Some(rate), ..flow },
-            None => flow,
-        }
-    }))
-}
-
-/// The pairs of neighbours of all rings.
-fn hops(rings: &[Vec<DeviceId>]) -> impl Iterator<Item = [DeviceId; 2]> + '_ {
-    rings.iter().flat_map(|ring| ring.iter().zip(ring.iter().cycle().skip(1)).map(|(from, to)| [*from, *to]))
-}
-
-/// Whether a hop is the one by which `device` receives: its only one or, of several rings, that from another computer.
-fn into(hardware: &Hardware, [from, to]: [DeviceId; 2], (device, rings): (DeviceId, usize)) -> bool {
-    to == device && (rings == 1 || is_apart(hardware, &[from, to]))
+        self.ways.iter().map(flow).collect()
+    }
 }
 
 fn way(hardware: &Hardware, ends: [DeviceId; 2]) -> Result<&Route, Diagnostic> {

@@ -86,7 +86,8 @@ pub(super) fn copying(
     let mut flow = route(context, from, to, bytes)?;
     let adds = reads.iter().any(|read| writes.iter().any(|write| write.buffer == read.buffer));
     if let Some(channels) = context.hardware.dram_channels(to).filter(|_| adds) {
-        flow.route = flow.route.iter().copied().chain([channels; 3]).collect();
+        let copies = flow.route.iter().filter(|link| **link == channels).count().max(1);
+        flow.route = flow.route.iter().copied().chain(std::iter::repeat_n(channels, 3 * copies)).collect();
     }
     Ok(flow)
 }

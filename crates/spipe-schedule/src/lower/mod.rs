@@ -14,7 +14,7 @@ pub use bare::{bare, bare_offloaded, bare_offloaded_with_stage_times, bare_with_
 pub use streamed::{StreamedTimes, UnitTimes, bare_streamed, bare_superpipeline, bare_superpipeline_after};
 
 use crate::Program;
-use spipe_base::Faults;
+use spipe_base::{DeviceId, Faults};
 use spipe_plan::{Context, OrderKind, Placement};
 
 /// The program of one iteration of `placement`.
@@ -35,11 +35,17 @@ pub fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Fa
 /// # Errors
 /// The same as for [`lower`].
 pub fn lower_all_replicas(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
-    if context.mesh().data() == 1 {
+    if context.mesh().data() == 1 && !placement.shards_parameters() {
         return of_one(context, placement);
     }
     let table = context.cost.clone().showing_all();
     of_one(&Context { cost: &table, ..*context }, placement)
+}
+
+/// The devices whose memory is like that of `lead` in the program of [`lower`], with it.
+pub fn shown_by(context: &Context<'_>, placement: &Placement, lead: DeviceId) -> Vec<DeviceId> {
+    let sharded = placement.shards_parameters();
+    if sharded && sharded::one_for_all(context, placement) { placement.replicas() } else { context.shown_by(lead) }
 }
 
 fn of_one(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {

@@ -224,7 +224,7 @@ impl PipelineLowering<'_> {
     fn step(&mut self, step: &Step, accesses: (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.stations[step.stage].stage.layers;
         let parameters: u64 = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum();
-        let sharers = self.steps_on_one_host(step.device, step.steps_on);
+        let sharers = self.context.steps_on_one_host(step.device, step.steps_on);
         add_step(self, (step.steps_on, step.lane, step.subject), parameters * sharers, accesses)
     }
 

@@ -10,12 +10,12 @@
 //! of them, and then a collective reads the parts of all replicas.
 
 use super::{PipelineLowering, optimizer::Step};
-use crate::lower::collectives::hop;
+use crate::lower::collectives::Hops;
 use crate::{Access, Content, Lifetime, NewAction, Part};
-use spipe_base::{ActionKind, Bytes, Collective, DeviceId, LaneRole, SimTime, StageId, Subject};
+use spipe_base::{ActionKind, Bytes, Collective, LaneRole, SimTime, StageId, Subject};
 use spipe_cost::LayerMemory;
 use spipe_hardware::CollectiveKind;
-use spipe_plan::{Context, Placement, Stage};
+use spipe_plan::{Context, Placement, Stage, Team};
 
 /// The replicas that a program has.
 pub(super) fn shown(context: &Context<'_>) -> usize {
@@ -54,17 +54,6 @@ impl PipelineLowering<'_> {
     /// The part of `bytes` that a replica with a part of the optimizer updates.
     pub(super) fn part(&self, bytes: Bytes) -> Bytes {
         Bytes::new(bytes.get().div_ceil(self.context.mesh().state_parts()))
-    }
-
-    /// The steps of devices for which a step of `device` stands that run on `host`, one after the other: 1 for a step on
-    /// the device itself.
-    pub(super) fn steps_on_one_host(&self, device: DeviceId, host: DeviceId) -> u64 {
-        if host == device {
-            return 1;
-        }
-        let memory = self.context.hardware.devices()[host].memory;
-        let shown = self.context.shown_by(device).into_iter();
-        shown.filter(|other| self.context.counterpart(memory, (device, *other)) == memory).count().max(1) as u64
     }
 
     /// Adds the reductions of all gradients over the replicas, if there are several.
@@ -149,8 +138,10 @@ impl PipelineLowering<'_> {
     ) {
         let here = &self.stations[stage];
         let (device, layers) = (here.stage.lead(), here.stage.layers);
-        let flow = hop(self.context, device, (kind, self.sum_of(stage, part)));
-        let flow = flow.map_err(|fault| self.faults.push(fault));
+        let teams: Vec<&Team> = self.context.mesh().peers(device).collect();
+        let hops =
+            Hops::of(self.context, (&teams, device)).map_err(|fault| self.faults.push(fault)).unwrap_or_default();
+        let flows = hops.flows(self.context.hardware, (kind, self.sum_of(stage, part)));
         let lane = self.builder.lane(device, "collective", LaneRole::Channel);
         self.builder.action(NewAction {
             lane,
@@ -159,7 +150,7 @@ impl PipelineLowering<'_> {
             reads: reads.to_vec(),
             writes: vec![write],
             work: SimTime::ZERO,
-            flows: flow.into_iter().flatten().collect(),
+            flows,
             guard: None,
         });
     }

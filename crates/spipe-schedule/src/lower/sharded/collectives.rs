@@ -4,6 +4,7 @@ use super::ShardedLowering;
 use crate::lower::flows::route;
 use crate::{Access, Content, Flow, Lifetime, NewAction};
 use spipe_base::{ActionId, ActionKind, BufferId, Bytes, Collective, LaneId, MemoryId, Payload, SimTime, Subject};
+use spipe_hardware::CollectiveKind;
 
 /// A tensor that all devices gather or reduce together.
 pub(super) struct Whole {
@@ -26,7 +27,7 @@ impl ShardedLowering<'_> {
         let mut own = self.shard(at, owner, what.content);
         let mut first = None;
         let whole = self.builder.buffer(what.content, memory, what.whole, Lifetime::Transient);
-        if home != memory && self.participants.len() == 1 {
+        if home != memory && self.teams.len() == 1 {
             let kind = ActionKind::Copy(Payload::WeightsIn);
             let accesses = (vec![own], vec![Access::new(whole, 1)]);
             let copy = self.copy(at, (kind, what.subject), (home, memory, what.whole), accesses);
@@ -71,7 +72,7 @@ impl ShardedLowering<'_> {
             reads.extend(added);
             return self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![next]));
         }
-        if self.participants.len() > 1 {
+        if self.teams.len() > 1 {
             let leaving = self.builder.part(self.share(at), what.content, memory, (what.shard, Lifetime::Transient));
             let leaving = Access::new(leaving, 1);
             self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![leaving]));
@@ -89,20 +90,29 @@ impl ShardedLowering<'_> {
         (collective, what): (Collective, &Whole),
         (reads, writes): (Vec<Access>, Vec<Access>),
     ) -> ActionId {
-        let flows = self.ring(at, what.whole);
+        let flows = self.ring(at, (collective, what.whole));
         let (kind, subject) = (ActionKind::Collective(collective), what.subject);
         self.builder.action(NewAction { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
     }
 
-    /// The flow of a ring collective to a device from the one before it.
-    fn ring(&mut self, at: usize, bytes: Bytes) -> Vec<Flow> {
-        let count = self.participants.len();
+    /// The flow of a collective to a device from the one before it in a ring or, over computers, in several.
+    fn ring(&mut self, at: usize, (collective, bytes): (Collective, Bytes)) -> Vec<Flow> {
+        let count = self.teams.len();
         if count == 1 {
             return Vec::new();
         }
-        let before = self.participants[(at + count - 1) % count].memory;
+        let here = &self.participants[at];
+        if let Some(hops) = self.hops.get(at) {
+            let kind = match collective {
+                Collective::AllGather => CollectiveKind::AllGather,
+                Collective::ReduceScatter => CollectiveKind::ReduceScatter,
+                Collective::AllReduce => CollectiveKind::AllReduce,
+            };
+            return hops.flows(self.context.hardware, (kind, bytes));
+        }
+        let before = self.context.hardware.devices()[self.teams[(at + count - 1) % count][0]].memory;
         let bytes = Bytes::new(bytes.get() / count as u64 * (count as u64 - 1));
-        let flow = route(self.context, before, self.participants[at].memory, bytes);
+        let flow = route(self.context, before, here.memory, bytes);
         flow.map_err(|fault| self.faults.push(fault)).into_iter().collect()
     }
 }

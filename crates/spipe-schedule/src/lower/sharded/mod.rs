@@ -19,6 +19,7 @@ mod participant;
 mod tied;
 
 use super::{
+    collectives::Hops,
     drives::{DriveStates, Loads},
     flows::copying,
     machine::machine,
@@ -35,10 +36,32 @@ use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneRole, MemoryId, MicrobatchId, SimTime,
     StageId, Subject,
 };
-use spipe_plan::{Context, Placement, Use};
+use spipe_cost::collectives::is_apart;
+use spipe_plan::{Context, Placement, Team, Use, check_mesh, uses_drives};
+
+/// The most devices of a program that has all of them. The accesses of a program grow with the square of its devices, since
+/// each reads the shards of all others.
+const MOST_SHOWN: u64 = 16;
+
+/// Whether one device stands for all in the program of a sharded system, which is so where many do the same.
+pub(super) fn one_for_all(context: &Context<'_>, placement: &Placement) -> bool {
+    let many = placement.mesh.data() > MOST_SHOWN && !context.cost.shows_all();
+    many && !uses_drives(context, placement) && check_mesh(context.hardware, &placement.mesh).is_ok()
+}
 
 /// The program of a sharded system.
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
+    let table = if one_for_all(context, placement) {
+        context.cost.of_one_replica(&placement.mesh)
+    } else if is_apart(context.hardware, &placement.replicas()) {
+        context.cost.clone().showing_all()
+    } else {
+        return of_shown(context, placement);
+    };
+    of_shown(&Context { cost: &table, ..*context }, placement)
+}
+
+fn of_shown(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let mut builder = machine(context, placement);
     ShardedLowering::new(context, placement, &mut builder).run()?;
     builder.build()
@@ -48,7 +71,12 @@ pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Prog
 struct ShardedLowering<'a> {
     context: &'a Context<'a>,
     builder: &'a mut ProgramBuilder,
+    /// All devices, each with a shard of everything.
+    teams: Vec<Team>,
+    /// Those that the program has: all of them, or one that stands for all.
     participants: Vec<Participant>,
+    /// By participant, its hops in the rings over several computers or of one for all; empty for the ring of a computer.
+    hops: Vec<Hops>,
     /// By participant and stage, the output of the forward, and then the gradient of that output.
     outputs: Vec<Vec<Option<BufferId>>>,
     /// By participant and stage, the saved activations.
@@ -72,13 +100,24 @@ impl<'a> ShardedLowering<'a> {
         let share = |at: usize| Part { index: at as u32, of: devices.len() as u32 };
         let participant =
             |(at, device): (usize, &DeviceId)| Participant::new(context, placement, (*device, share(at)), builder);
-        let participants: Vec<Participant> = devices.iter().enumerate().map(participant).collect();
+        let shown = if context.mesh().data() > 1 { 1 } else { devices.len() };
+        let participants: Vec<Participant> = devices.iter().enumerate().take(shown).map(participant).collect();
+        let teams: Vec<Team> = devices.iter().map(|device| vec![*device]).collect();
+        let mut faults = Faults::new();
+        let mut hops = |device: &DeviceId| {
+            let teams: Vec<&Team> = teams.iter().collect();
+            Hops::of(context, (&teams, *device)).map_err(|fault| faults.push(fault)).unwrap_or_default()
+        };
+        let in_rings = shown < devices.len() || is_apart(context.hardware, &devices);
+        let hops = devices.iter().take(if in_rings { shown } else { 0 }).map(&mut hops).collect();
         let stages = placement.stages.len();
-        let none = vec![vec![None; stages]; devices.len()];
+        let none = vec![vec![None; stages]; shown];
         Self {
             context,
             builder,
+            teams,
             participants,
+            hops,
             outputs: none.clone(),
             saved: none,
             synchronous_optimizer: placement.update.is_phase(),
@@ -87,7 +126,7 @@ impl<'a> ShardedLowering<'a> {
             shelved: DriveStates::default(),
             loads: Loads::default(),
             arrived: Arrived::default(),
-            faults: Faults::new(),
+            faults,
         }
     }
 
@@ -290,7 +329,7 @@ impl<'a> ShardedLowering<'a> {
 
     /// The part that a device holds of every tensor.
     fn share(&self, at: usize) -> Part {
-        Part { index: at as u32, of: self.participants.len() as u32 }
+        Part { index: at as u32, of: self.teams.len() as u32 }
     }
 
     /// The device of the optimizer step of a shard in `memory`: the GPU itself, or the socket to
