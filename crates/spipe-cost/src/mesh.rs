@@ -57,6 +57,13 @@ impl Sharding {
     }
 }
 
+/// The degrees, such as `tp 2, pp 4, dp 8`.
+impl std::fmt::Display for Mesh {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "tp {}, pp {}, dp {}", self.tensor(), self.leads().count().max(1), self.data())
+    }
+}
+
 impl Mesh {
     /// The replicas.
     pub fn data(&self) -> u64 {

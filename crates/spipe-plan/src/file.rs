@@ -124,6 +124,9 @@ pub struct PlanFile {
     /// The other devices of the machine, which the plan leaves without work. For information only.
     #[serde(default)]
     pub idle_devices: Vec<String>,
+    /// Why they have no work, for GPUs and for sockets. For information only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub idle_because: Vec<String>,
     /// The stages as a layout of Megatron (`--pipeline-model-parallel-layout`), for `1f1b` and
     /// `interleaved-1f1b` on GPUs alone. For information only: it follows from the stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -242,6 +245,7 @@ impl Plan {
             engines: search.engines,
             devices: self.devices().into_iter().map(name).collect(),
             idle_devices: self.idle_devices().into_iter().map(name).collect(),
+            idle_because: self.idle().into_iter().map(|idle| idle.why).collect(),
             layout: Layout::of(&self.context(), &self.placement).map(|layout| layout.to_string()),
             peak_bytes: self
                 .peaks()

@@ -23,6 +23,7 @@ mod drives;
 mod exchange;
 mod file;
 mod footprint;
+mod idle;
 mod knob;
 mod layout;
 mod mesh_file;
@@ -52,6 +53,7 @@ pub use footprint::{
     offloaded_bytes, shard, sharded_footprint, speculates, stage_footprint, staging, streamed_device_bytes,
     transient_boundaries, undo_log,
 };
+pub use idle::Idle;
 pub use knob::Knob;
 pub use layout::{Layout, LayoutPart};
 pub use mesh_file::{MeshFile, ShardingFile, ShardingName};

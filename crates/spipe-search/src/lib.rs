@@ -44,7 +44,7 @@ pub mod whatif;
 pub use error::SearchError;
 pub use evaluator::{Evaluator, program, whole_program};
 pub use request::{
-    Request, cores,
+    PLANNER, Request, cores,
     drives::DriveFor,
     layout::{Chosen, Conditions, conditions},
     machine::Machine,

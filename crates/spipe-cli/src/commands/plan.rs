@@ -18,7 +18,7 @@ use spipe_base::Diagnostic;
 use spipe_hardware::Hardware;
 use spipe_plan::{OutcomeStatus, Placement, Plan, System};
 use spipe_search::{
-    Chosen, DriveFor, Found, Meshes, Request, Watch, cores,
+    Chosen, DriveFor, Found, Meshes, PLANNER, Request, Watch, cores,
     questions::{self, Largest, Question},
     search, workloads,
 };
@@ -121,8 +121,15 @@ fn request(
         _ => workloads(template, global_batch, &microbatch)?,
     };
     let inputs = (model.as_ref(), machine.hardware().as_ref());
-    let Meshes { all: meshes, systems, all_teams } =
-        what.mesh.degrees().chosen(inputs, &workloads, (&systems, spelling))?;
+    let drive_for = drives(what, machine.hardware())?;
+    // Conditions are those of devices without teams, and so is the plan that is the largest.
+    let is_open = solved.is_none() && pins.is_empty() && drive_for.is_none() && what.planner == PLANNER;
+    let degrees = what.mesh.degrees();
+    let Meshes { all: meshes, systems, all_teams } = match &start {
+        Some(start) if degrees.is_none() => Meshes { all: vec![start.mesh_of_teams()], ..Meshes::single(systems) },
+        None if degrees.is_none() && is_open => Meshes::open(inputs, &workloads, systems),
+        _ => degrees.chosen(inputs, &workloads, (&systems, spelling))?,
+    };
     Ok(Request {
         systems,
         meshes,
@@ -134,7 +141,7 @@ fn request(
         pins,
         start,
         hint: !what.no_hint,
-        drive_for: drives(what, machine.hardware())?,
+        drive_for,
         drives: true,
         spelling,
         ..Request::new(model, machine, workloads)

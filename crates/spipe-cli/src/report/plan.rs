@@ -7,7 +7,7 @@ use spipe_base::{
     readable::{per_second, percent, ranges},
 };
 use spipe_cost::Workload;
-use spipe_plan::{ExpectedError, Layout, OutcomeStatus, Plan, System};
+use spipe_plan::{ExpectedError, Idle, Layout, OutcomeStatus, Plan, System};
 use spipe_planner::{Effort, LARGEST_HEAD_START, Solution};
 use spipe_search::{Ended, Found, questions::Least};
 
@@ -36,11 +36,15 @@ pub fn human(found: &Found, (front, least): (&str, &[Least]), output: Option<&st
     )
 }
 
-/// The devices that the plan leaves without work, in one line.
+/// The devices that the plan leaves without work, and why, in one line.
 fn idle(plan: &Plan) -> String {
     let devices = plan.context().hardware.devices();
-    let idle = ranges(plan.idle_devices().into_iter().map(|id| devices[id].name.as_str()));
-    if idle.is_empty() { String::new() } else { format!("idle: {}\n", idle.join(", ")) }
+    let with_reason = |idle: Idle| {
+        let names = ranges(idle.devices.into_iter().map(|id| devices[id].name.as_str()));
+        format!("{} ({})", names.join(", "), idle.why)
+    };
+    let idle: Vec<String> = plan.idle().into_iter().map(with_reason).collect();
+    if idle.is_empty() { String::new() } else { format!("idle: {}\n", idle.join("; ")) }
 }
 
 /// The error that measured runs of the plan's class had.

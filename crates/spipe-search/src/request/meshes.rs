@@ -4,13 +4,14 @@
 //! after them (Megatron-LM's order, Narayanan et al. 2021, arXiv 2104.04473, section 3.4): tensor parallelism, which
 //! communicates most, is between the nearest devices, and pipelines, which communicate least, between the farthest.
 
-use super::spelling::Spelling;
+use super::{runtimes::has_foreign_gpus, spelling::Spelling};
 use crate::error::SearchError;
 use spipe_base::DeviceId;
-use spipe_cost::Workload;
+use spipe_cost::{Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Mesh, Sharding, System, Team, Update, check_mesh};
+use std::{cmp::Reverse, collections::BTreeSet};
 
 /// The degrees of parallelism that are asked for; those that are not given are searched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -38,6 +39,35 @@ pub struct Meshes {
     pub all_teams: bool,
 }
 
+impl Meshes {
+    /// The devices as they are, without teams and replicas.
+    pub fn single(systems: Vec<System>) -> Self {
+        Self { all: vec![Mesh::default()], systems, all_teams: false }
+    }
+
+    /// What is searched where no degree is given: the devices as they are and, if all GPUs are equal and a framework trains
+    /// on them, the meshes that use the most of them. Teams are within a computer. Replicas divide the optimizer: they
+    /// exchange the same bytes as without, and hold less.
+    pub fn open((model, hardware): (&Model, &Hardware), workloads: &[Workload], systems: Vec<System>) -> Self {
+        let mut meshes = Self::single(systems);
+        let gpus = gpus(hardware);
+        let row = Mesh { replicas: replicas(&gpus, [1, 1, gpus.len() as u64]), ..Mesh::default() };
+        let trains = workloads.iter().any(|workload| workload.mode == Mode::Train);
+        if gpus.len() < 2 || !trains || !has_foreign_gpus(hardware) || check_mesh(hardware, &row).is_err() {
+            return meshes;
+        }
+        let computer = |device: DeviceId| hardware.devices()[device].node;
+        let is_near = |team: &Team| team.windows(2).all(|pair| computer(pair[0]) == computer(pair[1]));
+        let degrees = Degrees { sharding: Some(Sharding::Optimizer), ..Degrees::default() };
+        let all = degrees.dividing((model, hardware), workloads, &gpus);
+        meshes
+            .all
+            .extend(all.into_iter().filter(|mesh| !mesh.is_single() && mesh.replicas.iter().flatten().all(is_near)));
+        meshes.all_teams = true;
+        meshes
+    }
+}
+
 impl Degrees {
     /// Whether nothing is asked for.
     pub fn is_none(&self) -> bool {
@@ -57,7 +87,7 @@ impl Degrees {
     ) -> Result<Meshes, SearchError> {
         let of = |shards: bool| systems.iter().copied().filter(move |system| system.shards_parameters() == shards);
         if self.is_none() {
-            return Ok(Meshes { all: vec![Mesh::default()], systems: systems.to_vec(), all_teams: false });
+            return Ok(Meshes::single(systems.to_vec()));
         }
         if let Some(Sharding::Parameters { .. }) = self.sharding {
             let other =
@@ -101,28 +131,17 @@ impl Degrees {
         workloads: &[Workload],
         spelling: Spelling,
     ) -> Result<Vec<Mesh>, SearchError> {
-        let gpus: Vec<DeviceId> =
-            hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id).collect();
+        let gpus = gpus(hardware);
         if gpus.is_empty() {
             let message = format!("`{}` has no GPU", hardware.name());
             return Err(SearchError::request(message, "teams and replicas are made of GPUs"));
         }
         self.check(gpus.len() as u64, (model, hardware), workloads, spelling)?;
-        let mut all = Vec::new();
-        for shape in self.shapes(gpus.len() as u64) {
-            let [tensor, _, data] = shape;
-            let divides = |workload: &Workload| workload.microbatches.is_multiple_of(data);
-            let sequence = tensor > 1 && (self.sequence || self.tensor.is_none());
-            let mesh = Mesh { replicas: replicas(&gpus, shape), sequence, ..Mesh::default() };
-            let even = check_mesh(hardware, &mesh);
-            let fits = model.shard(tensor).is_ok() && workloads.iter().any(divides) && even.is_ok();
-            if let (Err(fault), true) = (even, self.is_given()) {
-                return Err(SearchError::Infeasible(fault));
-            }
-            if fits {
-                all.extend(self.shardings(data).into_iter().map(|sharding| Mesh { sharding, ..mesh.clone() }));
-            }
+        if let (Some(tensor), Some(pipeline), Some(data)) = (self.tensor, self.pipeline, self.data) {
+            let mesh = Mesh { replicas: replicas(&gpus, [tensor, pipeline, data]), ..Mesh::default() };
+            check_mesh(hardware, &mesh).map_err(SearchError::Infeasible)?;
         }
+        let all = self.dividing((model, hardware), workloads, &gpus);
         if all.is_empty() {
             let message =
                 format!("no mesh of these degrees divides `{}` and its batch on `{}`", model.name(), hardware.name());
@@ -131,28 +150,47 @@ impl Degrees {
         Ok(all)
     }
 
-    /// Whether all degrees are given.
-    const fn is_given(&self) -> bool {
-        self.tensor.is_some() && self.pipeline.is_some() && self.data.is_some()
+    /// The meshes of these degrees that divide the model and the microbatches of some workload, and have like devices at
+    /// like places: of all those, the ones that use the most GPUs.
+    fn dividing(&self, (model, hardware): (&Model, &Hardware), workloads: &[Workload], gpus: &[DeviceId]) -> Vec<Mesh> {
+        let divides = |data: u64| workloads.iter().any(|workload| workload.microbatches.is_multiple_of(data));
+        let mut shapes = self.shapes(gpus.len() as u64, model.layers().len() as u64);
+        let divided: BTreeSet<u64> = (1..=gpus.len() as u64).filter(|tensor| model.shard(*tensor).is_ok()).collect();
+        shapes.retain(|[tensor, _, data]| divided.contains(tensor) && divides(*data));
+        let of = |shape: [u64; 3]| {
+            let sequence = shape[0] > 1 && (self.sequence || self.tensor.is_none());
+            Mesh { replicas: replicas(gpus, shape), sequence, ..Mesh::default() }
+        };
+        let used = |shape: &[u64; 3]| shape.iter().product::<u64>();
+        shapes.sort_by_key(|shape| Reverse(used(shape)));
+        for alike in shapes.chunk_by(|one, next| used(one) == used(next)) {
+            let meshes = alike.iter().map(|shape| of(*shape)).filter(|mesh| check_mesh(hardware, mesh).is_ok());
+            let sharded = |mesh: Mesh| {
+                let shardings = self.shardings(mesh.data()).into_iter();
+                shardings.map(move |sharding| Mesh { sharding, ..mesh.clone() })
+            };
+            let all: Vec<Mesh> = meshes.flat_map(sharded).collect();
+            if !all.is_empty() {
+                return all;
+            }
+        }
+        Vec::new()
     }
 
-    /// The degrees (tensor, pipeline, data) that use the most GPUs among those that are asked for.
-    fn shapes(&self, gpus: u64) -> Vec<[u64; 3]> {
+    /// The degrees (tensor, pipeline, data) that are asked for, on `gpus` GPUs at most and with a layer for each stage.
+    fn shapes(&self, gpus: u64, layers: u64) -> Vec<[u64; 3]> {
         let degrees = |given: Option<u64>, most: u64| match given {
             Some(given) => given..=given,
             None => 1..=most.max(1),
         };
         let mut all = Vec::new();
         for tensor in degrees(self.tensor, gpus) {
-            for pipeline in degrees(self.pipeline, gpus / tensor) {
+            for pipeline in degrees(self.pipeline, (gpus / tensor).min(layers)) {
                 let left = gpus / tensor.saturating_mul(pipeline).max(1);
                 all.extend(degrees(self.data, left).map(|data| [tensor, pipeline, data]));
             }
         }
-        let used = |shape: &[u64; 3]| shape.iter().product::<u64>();
-        all.retain(|shape| used(shape) <= gpus);
-        let most = all.iter().map(used).max().unwrap_or(0);
-        all.retain(|shape| used(shape) == most);
+        all.retain(|shape| shape.iter().product::<u64>() <= gpus);
         all
     }
 
@@ -217,6 +255,11 @@ fn nearest(degree: u64, most: u64, divides: impl Fn(u64) -> bool) -> String {
     let above = (degree + 1..=most).find(|other| divides(*other));
     let both: Vec<String> = below.iter().chain(&above).map(u64::to_string).collect();
     if both.is_empty() { "1".into() } else { both.join(" or ") }
+}
+
+/// The GPUs in the machine's order.
+fn gpus(hardware: &Hardware) -> Vec<DeviceId> {
+    hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id).collect()
 }
 
 /// The teams of each replica.

@@ -34,7 +34,7 @@ use std::{
 use watch::Watch;
 
 /// The name of the planner that proves a bound.
-const PLANNER: &str = "ilp";
+pub const PLANNER: &str = "ilp";
 
 /// The gap at which a search ends: predictions are not truer than that.
 const GAP: f64 = 0.005;

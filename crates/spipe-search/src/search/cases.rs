@@ -1,6 +1,6 @@
 //! The cases of a search: each size of microbatches under each runtime, with their results so far.
 
-use super::{found::gap, refusal::missing};
+use super::{found::gap, promise, refusal::missing};
 use crate::{
     request::{Request, meshes},
     setting::Setting,
@@ -28,6 +28,8 @@ pub(super) struct Case {
     pub mesh: Arc<Mesh>,
     /// The number of the mesh.
     number: usize,
+    /// The [guess](super::promise) at the iteration of its pipelines, where several meshes are tried; zero if there is none.
+    pub guess: SimTime,
 }
 
 /// The size of microbatches, the first system and the number of the mesh: cases of a size on one mesh have no system in
@@ -41,15 +43,25 @@ impl Case {
         for (number, mesh) in request.meshes.iter().cloned().map(Arc::new).enumerate() {
             let suits = |system: &System| request.pins.suit(*system) && meshes::suits(*system, &mesh);
             let suited: Vec<System> = request.systems.iter().copied().filter(suits).collect();
+            // Pipelines on the devices as they are compete with those on teams, the other systems by themselves.
+            let (pipelines, others): (Vec<_>, Vec<_>) =
+                suited.into_iter().partition(|system| runs_on_teams(request, *system));
             for workload in request.workloads.iter().filter(|of| of.microbatches.is_multiple_of(mesh.data())) {
-                let runtimes = request.machine.among(&suited).into_iter();
-                all.extend(runtimes.map(|(hardware, systems)| {
-                    let mesh = Arc::clone(&mesh);
-                    Self { workload: *workload, hardware, systems, mesh, number }
-                }));
+                for suited in [&pipelines, &others] {
+                    let runtimes: Vec<(Arc<Hardware>, Vec<System>)> = request.machine.among(suited);
+                    all.extend(runtimes.into_iter().map(|(hardware, systems)| {
+                        let (mesh, guess) = (Arc::clone(&mesh), SimTime::ZERO);
+                        Self { workload: *workload, hardware, systems, mesh, number, guess }
+                    }));
+                }
             }
         }
         all
+    }
+
+    /// Whether its systems run on the teams of some mesh of the request.
+    pub fn is_of_pipelines(&self, request: &Request) -> bool {
+        self.systems.iter().any(|system| runs_on_teams(request, *system))
     }
 
     fn key(&self) -> Key {
@@ -62,6 +74,11 @@ impl Case {
         let here = workload.microbatch == self.workload.microbatch && placement.mesh_of_teams() == *self.mesh;
         here && self.systems.contains(&placement.system)
     }
+}
+
+/// Whether `system` runs on the teams of some mesh of a request.
+fn runs_on_teams(request: &Request, system: System) -> bool {
+    request.meshes.iter().any(|mesh| !mesh.is_single() && meshes::suits(system, mesh))
 }
 
 /// The result of one case.
@@ -179,7 +196,13 @@ impl Results {
     /// more than `worth`.
     pub fn is_open(&self, case: &Case, worth: f64) -> bool {
         let best = self.best.as_ref().map_or(SimTime::MAX, |(_, best)| best.simulated);
-        self.known.get(&case.key()).is_some_and(|known| known.stopped && gap(best, known.bound) > worth + ROUNDING)
+        let known = self.known.get(&case.key());
+        known.is_some_and(|known| known.stopped && gap(best, known.bound) > worth + ROUNDING) && self.is_promising(case)
+    }
+
+    /// Whether the guess of a case is near the fastest plan so far.
+    pub fn is_promising(&self, case: &Case) -> bool {
+        self.best.as_ref().is_none_or(|(_, best)| promise::is_near(case.guess, best.simulated))
     }
 
     /// The cases whose search was cut short, the one with the fastest plan first.
@@ -277,7 +300,7 @@ mod tests {
             ..Workload::PLAIN
         };
         let systems = vec![System::GpuOnly];
-        let case = Case { workload, hardware, systems, mesh: Arc::default(), number: 0 };
+        let case = Case { workload, hardware, systems, mesh: Arc::default(), number: 0, guess: SimTime::ZERO };
         let mut results = Results::default();
         assert!(results.take((&case, false), Err(cut_short())).is_ok());
         let larger = Case { workload: Workload { microbatch: 2, ..workload }, ..case.clone() };
@@ -319,6 +342,7 @@ mod tests {
             systems: vec![system],
             mesh: Arc::default(),
             number: 0,
+            guess: SimTime::ZERO,
         };
         let cases = [of(System::GpuOnly), of(System::ZeroOffload)];
         let one = |system, simulated| {

@@ -6,7 +6,8 @@
 //! cases     sizes and runtimes, with their results  refusal    the planner's errors in words
 //! drives    state and activations on drives         watched    the evaluator with a record
 //! by_layer  checkpointing layer by layer            readable   equally good plans that read more easily
-//! fits      whether anything fits
+//! fits      whether anything fits                 on_mesh    teams as virtual devices
+//! promise   a guess that orders meshes
 //! ```
 
 mod attempt;
@@ -16,6 +17,7 @@ mod drives;
 pub mod fits;
 pub mod found;
 mod on_mesh;
+mod promise;
 mod readable;
 mod refusal;
 pub mod remedies;

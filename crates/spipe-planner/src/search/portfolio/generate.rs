@@ -68,7 +68,7 @@ impl Standing<'_, '_> {
         let best = self.best_ms();
         for index in 0..self.systems.len() {
             let known = &self.systems[index];
-            let none = known.best.is_none() && known.bound < best / FAR;
+            let none = known.best.is_none() && known.bound < best / FAR && known.bound < self.limit();
             if !none || !known.system.shards_parameters() {
                 continue;
             }
