@@ -17,7 +17,7 @@ pub fn names(plan: &Plan, program: &Program) -> Vec<String> {
 
 /// The engines that run a plan, with the commands for its file.
 pub fn commands(plan: &Plan, path: &str) -> Vec<EngineCommand> {
-    let program = spipe_search::whole_program(plan).ok();
+    let program = spipe_search::program(plan).ok();
     let drives = uses_drives(&plan.context(), plan.placement());
     let executed = program.is_some_and(|program| spipe_exec::check_plan(plan, &program).is_ok());
     let run = executed.then(|| EngineCommand {

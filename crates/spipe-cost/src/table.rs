@@ -38,7 +38,9 @@ impl CostTable {
     /// Computes the table of `model` on `hardware` for `workload`.
     pub fn new(model: &Model, hardware: &Hardware, workload: &Workload) -> Result<Self, CostError> {
         workload.check()?;
-        let mut kinds = BTreeMap::new();
+        let (mut kinds, runs) = (BTreeMap::new(), Runs::of(hardware));
+        let rate = |device: &Device| optimizer_rate(device, (model.layers().iter(), workload), hardware.runtime());
+        let step = |device: &Device| StepWork::of(model.layers().iter(), workload, storage(device, workload.precision));
         let mut table = Self {
             workload: *workload,
             kind_of: IdVec::new(),
@@ -48,16 +50,8 @@ impl CostTable {
             without_backward: model.layers().iter().take_while(|layer| !layer.needs_backward).count(),
             times: Vec::new(),
             memories: Vec::new(),
-            optimizer_rates: hardware
-                .devices()
-                .iter()
-                .map(|device| optimizer_rate(device, (model.layers().iter(), workload), hardware.runtime()))
-                .collect(),
-            steps: hardware
-                .devices()
-                .iter()
-                .map(|device| StepWork::of(model.layers().iter(), workload, storage(device, workload.precision)))
-                .collect(),
+            optimizer_rates: runs.each(rate).collect(),
+            steps: runs.each(step).collect(),
             optimizer_launches: hardware
                 .devices()
                 .iter()
@@ -77,30 +71,30 @@ impl CostTable {
             let next = table.times.len();
             let kind = *kinds.entry(key).or_insert(next);
             if kind == next {
-                table.add_kind(model, id, hardware)?;
+                table.add_kind(model, id, (hardware, &runs))?;
             }
             table.kind_of.push(kind);
         }
         Ok(table)
     }
 
-    fn add_kind(&mut self, model: &Model, id: LayerId, hardware: &Hardware) -> Result<(), CostError> {
+    fn add_kind(
+        &mut self,
+        model: &Model,
+        id: LayerId,
+        (hardware, runs): (&Hardware, &Runs<'_>),
+    ) -> Result<(), CostError> {
         let layer = &model.layers()[id];
         let runtime = hardware.runtime();
         let workload = attending(&self.workload, runtime);
-        let times: Vec<_> =
-            hardware.devices().iter().map(|device| layer_time(layer, device, (&workload, runtime))).collect();
+        let times: Vec<_> = runs.each(|device| layer_time(layer, device, (&workload, runtime))).collect();
         if times.iter().all(Option::is_none) {
             return Err(CostError::Nowhere { layer: layer.name.clone(), hardware: hardware.name().into() });
         }
         self.times.push(times);
-        self.memories.push(
-            hardware
-                .devices()
-                .iter()
-                .map(|device| LayerMemory::of(model, id, (&workload, runtime), storage(device, workload.precision)))
-                .collect(),
-        );
+        let memory =
+            |device: &Device| LayerMemory::of(model, id, (&workload, runtime), storage(device, workload.precision));
+        self.memories.push(runs.each(memory).collect());
         Ok(())
     }
 
@@ -265,6 +259,27 @@ impl CostTable {
     /// `device`.
     pub fn optimizer_traffic(&self, parameters: u64, device: DeviceId) -> Bytes {
         self.steps[device].traffic(parameters)
+    }
+}
+
+/// The devices of a machine, in runs of neighbours that compute alike.
+struct Runs<'a>(Vec<(&'a Device, usize)>);
+
+impl<'a> Runs<'a> {
+    fn of(hardware: &'a Hardware) -> Self {
+        let mut runs: Vec<(&Device, usize)> = Vec::new();
+        for device in hardware.devices().iter() {
+            match runs.last_mut().filter(|(before, _)| before.computes_like(device)) {
+                Some((_, count)) => *count += 1,
+                None => runs.push((device, 1)),
+            }
+        }
+        Self(runs)
+    }
+
+    /// A figure of each device, which is computed once for a run.
+    fn each<T: Clone>(&self, figure: impl Fn(&Device) -> T) -> impl Iterator<Item = T> {
+        self.0.iter().flat_map(move |(device, count)| std::iter::repeat_n(figure(device), *count))
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Sharded {
     pub offloads: bool,
     /// Groups that are gathered ahead of the one in computation.
     pub prefetch: u64,
+    /// Whether groups that were gathered stay so until the step.
+    pub gathers_once: bool,
 }
 
 /// Layers that are gathered together.
@@ -80,7 +82,8 @@ impl Sharded {
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
             offloads,
-            prefetch: placement.resident_stages().saturating_sub(1) as u64,
+            prefetch: placement.resident_stages().min(placement.stages.len()).saturating_sub(1) as u64,
+            gathers_once: placement.gathers_once(),
         }
     }
 

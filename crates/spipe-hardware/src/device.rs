@@ -119,6 +119,14 @@ impl Device {
         matches!(self.kind, DeviceKind::Gpu)
     }
 
+    /// Whether another device computes everything in the same time: it differs at most in its name and its place.
+    pub fn computes_like(&self, other: &Self) -> bool {
+        let same = self.kind == other.kind && self.peak == other.peak && self.emulated == other.emulated;
+        let rates = self.memory_bandwidth == other.memory_bandwidth && self.launch_floor == other.launch_floor;
+        let cores = self.emulated_cores == other.emulated_cores && self.provenance == other.provenance;
+        same && rates && cores && self.efficiency == other.efficiency && self.layer_times == other.layer_times
+    }
+
     /// Whether it is a CPU socket.
     pub const fn is_socket(&self) -> bool {
         !self.is_gpu()

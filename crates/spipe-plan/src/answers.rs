@@ -22,7 +22,12 @@ pub enum OrderKind {
     },
     /// 1F1B with several stages per device, assigned round-robin.
     #[serde(rename = "interleaved-1f1b")]
-    Interleaved,
+    Interleaved {
+        /// The number of microbatches that pass through one chunk before the next, at least that of the devices, which is
+        /// the default.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<u64>,
+    },
     /// Split backwards at the memory of 1F1B.
     ZbH1,
     /// Split backwards at about twice the memory of 1F1B.
@@ -181,7 +186,7 @@ impl OrderKind {
         match self {
             Self::Gpipe => "gpipe",
             Self::OneForwardOneBackward { .. } => "1f1b",
-            Self::Interleaved => "interleaved-1f1b",
+            Self::Interleaved { .. } => "interleaved-1f1b",
             Self::ZbH1 => "zb-h1",
             Self::ZbH2 => "zb-h2",
             Self::Automatic { .. } => "automatic",
@@ -200,7 +205,7 @@ impl OrderKind {
     /// How the order assigns stages to devices.
     pub const fn dealing(&self) -> Dealing {
         match self {
-            Self::Interleaved | Self::Grouped { .. } | Self::Uniform => Dealing::RoundRobin,
+            Self::Interleaved { .. } | Self::Grouped { .. } | Self::Uniform => Dealing::RoundRobin,
             Self::Vee { .. } => Dealing::Vee,
             _ => Dealing::Single,
         }

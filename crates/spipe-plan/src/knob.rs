@@ -9,7 +9,7 @@ use std::fmt;
 pub enum Knob {
     /// Additional warm-up forwards of a CPU stage and of the stages before it (order 1F1B).
     HeadStart,
-    /// Microbatches per group (the generalised interleaved order).
+    /// Microbatches per group (the interleaved orders).
     Group,
     /// The most activations, in microbatches of one stage, that a device may hold (the automatic order).
     MemoryLimit,

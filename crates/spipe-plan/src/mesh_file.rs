@@ -1,6 +1,6 @@
 //! Meshes in plan files.
 
-use crate::Placement;
+use crate::{Knob, Placement};
 use serde::{Deserialize, Serialize};
 use spipe_base::{DeviceId, NodeId};
 use spipe_cost::{Mesh, Sharding, Team};
@@ -15,7 +15,8 @@ pub struct MeshFile {
     /// as the machine has GPUs if parameters are sharded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replicas: Vec<String>,
-    /// The state that is divided among the replicas: `none`, `optimizer` or `parameters`. Older files have a table.
+    /// The state that is divided among the replicas: `none`, `optimizer`, `gradients` or `parameters`. Older files have a
+    /// table.
     #[serde(default)]
     pub sharding: ShardingFile,
     /// The gathered stages of a replica with sharded parameters.
@@ -57,6 +58,8 @@ pub enum ShardingName {
     None,
     /// The optimizer's state and its steps.
     Optimizer,
+    /// Gradients and the optimizer's state: parameters are gathered once in an iteration.
+    Gradients,
     /// Parameters, gradients and optimizer state.
     Parameters,
 }
@@ -81,6 +84,7 @@ impl MeshFile {
         let (name, resident) = match mesh.sharding {
             Sharding::None => (ShardingName::None, None),
             Sharding::Optimizer => (ShardingName::Optimizer, None),
+            Sharding::Parameters { .. } if placement.gathers_once() => (ShardingName::Gradients, None),
             Sharding::Parameters { resident } => (ShardingName::Parameters, resident),
         };
         Self {
@@ -104,6 +108,7 @@ impl MeshFile {
         let sharding = match self.sharding {
             ShardingFile::Named(ShardingName::None) => Sharding::None,
             ShardingFile::Named(ShardingName::Optimizer) => Sharding::Optimizer,
+            ShardingFile::Named(ShardingName::Gradients) => Sharding::Parameters { resident: Some(Knob::LARGEST) },
             ShardingFile::Named(ShardingName::Parameters) => Sharding::Parameters { resident: self.resident },
             ShardingFile::Table(sharding) => sharding,
         };

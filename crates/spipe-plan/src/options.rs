@@ -14,7 +14,7 @@ impl Knob {
         }
         match (self, &placement.order, &placement.update) {
             (Self::HeadStart, OrderKind::OneForwardOneBackward { head_start }, _) => Some(*head_start),
-            (Self::Group, OrderKind::Grouped { group, .. }, _) => *group,
+            (Self::Group, OrderKind::Grouped { group, .. } | OrderKind::Interleaved { group }, _) => *group,
             (Self::MemoryLimit, OrderKind::Automatic { memory_limit, .. }, _) => *memory_limit,
             (Self::OffloadSlots, ..) => placement.offload.slots,
             (Self::UrgentSteps, _, Update::AsReady { urgent } | Update::Phase { urgent }) => Some(*urgent as u64),
@@ -49,7 +49,7 @@ impl Knob {
         }
         match (self, &mut placement.order, &mut placement.update) {
             (Self::HeadStart, OrderKind::OneForwardOneBackward { head_start }, _) => *head_start = number,
-            (Self::Group, OrderKind::Grouped { group, .. }, _) => *group = value,
+            (Self::Group, OrderKind::Grouped { group, .. } | OrderKind::Interleaved { group }, _) => *group = value,
             (Self::MemoryLimit, OrderKind::Automatic { memory_limit, .. }, _) => *memory_limit = value,
             (Self::OffloadSlots, ..) if is_pipeline => placement.offload.slots = value,
             (Self::UrgentSteps, _, Update::AsReady { urgent } | Update::Phase { urgent }) => *urgent = on,

@@ -132,6 +132,11 @@ impl Placement {
         }
     }
 
+    /// Whether replicas that shard parameters gather each stage once in an iteration, and keep it (ZeRO stage 2).
+    pub fn gathers_once(&self) -> bool {
+        self.shards_parameters() && self.resident_stages() >= self.stages.len()
+    }
+
     /// The same placement with a replica on each of these devices.
     pub fn over(self, devices: impl IntoIterator<Item = DeviceId>) -> Self {
         let replicas = devices.into_iter().map(|device| vec![vec![device]]).collect();

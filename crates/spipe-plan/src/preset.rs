@@ -85,7 +85,12 @@ pub(crate) static TABLE: [Preset; 27] = [
         infers: true,
         ..PIPELINE
     },
-    Preset { name: "interleaved-1f1b", order: OrderKind::Interleaved, ..PIPELINE },
+    Preset {
+        name: "interleaved-1f1b",
+        order: OrderKind::Interleaved { group: None },
+        free: &[Knob::Group, Knob::OffloadSlots, Knob::UrgentSteps],
+        ..PIPELINE
+    },
     Preset { name: "zb-h1", order: OrderKind::ZbH1, ..PIPELINE },
     Preset { name: "zb-h2", order: OrderKind::ZbH2, ..PIPELINE },
     Preset { name: "zb-1p", order: OrderKind::Automatic { turns: 1, memory_limit: None }, ..AUTOMATIC },

@@ -66,7 +66,7 @@ fn rate(row: &Profile, system: &str) -> Result<f64, Faults> {
         |activations: usize| automatic(&vec![times; devices], microbatches, StageTimes::UNIT * activations as u64);
     let order: Result<Order, Faults> = match system {
         "1f1b" => Ok(one_forward_one_backward(devices, microbatches, &[])),
-        "interleaved-1f1b" => interleaved(devices, chunks, microbatches),
+        "interleaved-1f1b" => interleaved(devices, chunks, microbatches, None),
         "zb-h1" => zb_h1(devices, microbatches),
         "zb-h2" => zb_h2(devices, microbatches),
         "zb-1p" => limited(devices),

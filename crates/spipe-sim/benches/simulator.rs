@@ -71,7 +71,7 @@ fn whole_way(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(4 * 16 * 256));
     group.bench_function("order-alone", |bencher| {
         bencher.iter(|| {
-            let order = interleaved(16, 2, 256).unwrap();
+            let order = interleaved(16, 2, 256, None).unwrap();
             black_box(simulate(&bare("interleaved-1f1b", &order, &times).unwrap(), &options).actions)
         });
     });

@@ -21,7 +21,7 @@ fn programs() -> Vec<(String, Program)> {
         ("1f1b", one_forward_one_backward(4, 8, &[])),
         ("zb-h1", zb_h1(4, 8).unwrap()),
         ("zb-v", zb_v(4, 8, &times, None).unwrap()),
-        ("interleaved", interleaved(4, 2, 8).unwrap()),
+        ("interleaved", interleaved(4, 2, 8, None).unwrap()),
         ("gis", gis(4, 2, 8, 4).unwrap()),
     ];
     let mut all: Vec<(String, Program)> =

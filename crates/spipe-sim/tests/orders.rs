@@ -46,7 +46,7 @@ fn interleaved_meets_the_zero_bubble_table() {
     for (profile, published) in ZERO_BUBBLE_PROFILES.iter().zip(published) {
         let (p, m) = (profile.devices, profile.microbatches);
         let chunk = times(profile.forward / 3.0, profile.input / 3.0, profile.weight / 3.0, profile.latency);
-        let cost = makespan(&run(&interleaved(p, 3, m).unwrap(), &chunk)).to_ms();
+        let cost = makespan(&run(&interleaved(p, 3, m, None).unwrap(), &chunk)).to_ms();
         let rate = 1.0 - m as f64 * (profile.forward + profile.input + profile.weight) / cost;
         assert!((rate - published).abs() < 0.004, "{profile:?}: {rate:.5}, published {published}");
     }
@@ -59,7 +59,7 @@ fn interleaved_meets_its_closed_form() {
     for p in 1..=8usize {
         for v in 2..=4usize {
             for m in 1..=32usize {
-                let trace = run(&interleaved(p, v, m).unwrap(), &times(1.0, 1.0, 1.0, 0.0));
+                let trace = run(&interleaved(p, v, m, None).unwrap(), &times(1.0, 1.0, 1.0, 0.0));
                 if m >= p {
                     assert_eq!(trace.iteration, ms(3.0 * (v * m + p - 1) as f64), "{p} {v} {m}");
                 }
@@ -72,12 +72,28 @@ fn interleaved_meets_its_closed_form() {
     }
 }
 
+/// With groups of g ≥ p microbatches the span stays, and rank i peaks at (v − 1)g + 2(p − i − 1) + 1 chunks; a group that
+/// would starve the pipeline is refused with the nearest that would not.
+#[test]
+fn larger_groups_of_interleaved_hold_more() {
+    for (p, v, m, group) in [(2, 2, 8, 4), (4, 2, 16, 8), (4, 3, 12, 6), (3, 2, 11, 4), (4, 2, 8, 8)] {
+        let trace = run(&interleaved(p, v, m, Some(group)).unwrap(), &times(1.0, 1.0, 1.0, 0.0));
+        assert_eq!(trace.iteration, ms(3.0 * (v * m + p - 1) as f64), "{p} {v} {m} {group}");
+        let peak: Vec<f64> = (0..p).map(|i| (v * m).min((v - 1) * group + 2 * (p - i - 1) + 1) as f64).collect();
+        assert_eq!(peaks(&trace), peak, "{p} {v} {m} {group}");
+    }
+    for (group, near) in [(3, "use 4"), (9, "use 8"), (5, "use 4")] {
+        let fault = interleaved(4, 2, 8, Some(group)).unwrap_err().to_string();
+        assert!(fault.contains(near), "{fault}");
+    }
+}
+
 /// One chunk is 1F1B.
 #[test]
 fn interleaved_with_one_chunk_is_1f1b() {
     for p in 1..=6usize {
         for m in 1..=12usize {
-            assert_eq!(interleaved(p, 1, m).unwrap(), spipe_schedule::one_forward_one_backward(p, m, &[]));
+            assert_eq!(interleaved(p, 1, m, None).unwrap(), spipe_schedule::one_forward_one_backward(p, m, &[]));
         }
     }
 }

@@ -27,7 +27,8 @@ pub struct Mesh {
     /// The network between them, by cards of a computer and their line rate, such as 4x200Gb; by default the profile's
     #[arg(long, value_name = "CARDS", requires = "nodes")]
     pub network: Option<String>,
-    /// The state that is divided among replicas: nothing, the optimizer (ZeRO 1), or all with the parameters (ZeRO 3, FSDP)
+    /// The state that is divided among replicas: nothing, the optimizer (ZeRO 1), also the gradients (ZeRO 2), or all with the
+    /// parameters (ZeRO 3, FSDP)
     #[arg(long, value_enum)]
     pub sharding: Option<ShardingChoice>,
 }
@@ -39,6 +40,8 @@ pub enum ShardingChoice {
     None,
     /// The optimizer's state and its steps
     Optimizer,
+    /// Gradients and the optimizer's state, in systems that gather parameters: once in an iteration
+    Gradients,
     /// Parameters, gradients and optimizer state, in systems that gather parameters
     Parameters,
 }
@@ -68,7 +71,9 @@ impl Mesh {
                 None => None,
                 Some(ShardingChoice::None) => Some(Sharding::None),
                 Some(ShardingChoice::Optimizer) => Some(Sharding::Optimizer),
-                Some(ShardingChoice::Parameters) => Some(Sharding::Parameters { resident: None }),
+                Some(ShardingChoice::Gradients | ShardingChoice::Parameters) => {
+                    Some(Sharding::Parameters { resident: None })
+                }
             },
         }
     }

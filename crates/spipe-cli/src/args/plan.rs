@@ -96,6 +96,10 @@ pub struct Plan {
     /// system=1f1b, microbatch=2, or a knob such as head-start=1
     #[arg(long)]
     pub pin: Vec<String>,
+    /// Microbatches that pass through one stage of a GPU before its next, in interleaved-1f1b, gis and gis-h; short for
+    /// --pin group=N
+    #[arg(long, value_name = "N")]
+    pub group: Option<u64>,
     /// Keep the optimizer state of all steps on the CPU on this drive, such as nvme0; without it, drives
     /// hold what DRAM does not
     #[arg(long, value_name = "DRIVE", conflicts_with = "improve")]

@@ -20,7 +20,7 @@ pub struct Schedule {
     /// Stages on each device (interleaved-1f1b, gis, gis-h, po-h, po-f)
     #[arg(long)]
     pub chunks: Option<usize>,
-    /// Microbatches that pass a stage together (gis, gis-h)
+    /// Microbatches that pass a stage together (interleaved-1f1b, gis, gis-h)
     #[arg(long)]
     pub group: Option<usize>,
     /// Limit of the activations on a device (zb-1p, zb-2p, zb-v, zb-v-2p)

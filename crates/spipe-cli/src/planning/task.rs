@@ -12,7 +12,7 @@ use crate::{
 use spipe_cost::{DataShape, Mode, Workload};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Attention, Model, Operations};
-use spipe_plan::{Placement, System};
+use spipe_plan::{Knob, Placement, System};
 use spipe_search::{Chosen, Conditions, Machine, Words, attends};
 
 /// The model, machine and workload to plan for.
@@ -102,7 +102,12 @@ impl Task {
 /// The conditions of a command line on the plan of a task, and the systems that they leave.
 pub fn conditions(what: &args::Plan, task: &Task) -> Result<Chosen, Failure> {
     let devices = args::Devices::names(&what.devices);
-    let words = Words { pins: &what.pin, system: &what.system, microbatch: &what.microbatch };
+    let group = what.group.map(|group| format!("{}={group}", Knob::Group));
+    // Where all stages stay gathered, parameters are as if they were not divided.
+    let gathered = what.mesh.sharding == Some(args::ShardingChoice::Gradients);
+    let gathered = gathered.then(|| format!("{}={}", Knob::Resident, task.model.layers().len()));
+    let pins: Vec<String> = what.pin.iter().cloned().chain(group).chain(gathered).collect();
+    let words = Words { pins: &pins, system: &what.system, microbatch: &what.microbatch };
     let asked = Conditions { layout: what.layout.as_deref(), words, devices: &devices };
     let chosen = spipe_search::conditions(&asked, (&task.model, &task.hardware), &task.template, OPTIONS)?;
     if let Some(warning) = &chosen.warning {

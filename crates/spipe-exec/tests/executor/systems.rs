@@ -165,7 +165,7 @@ fn answers_that_no_preset_has() {
         exactly(&Setup { mixed, stages: vee, ..Setup::default() });
     }
     let dealt = &["gpu0 0..1 socket", "gpu1 2..2 socket", "gpu0 3..3 recompute", "gpu1 4..4"];
-    for order in [OrderKind::Interleaved, OrderKind::Grouped { group: Some(1), half: false }] {
+    for order in [OrderKind::Interleaved { group: None }, OrderKind::Grouped { group: Some(1), half: false }] {
         let knobs = &[(Knob::GradientsLeave, 1)];
         exactly(&Setup { mixed: Some((order, ready)), knobs, stages: dealt, ..Setup::default() });
     }

@@ -17,7 +17,7 @@ pub fn check(plan: &Plan) -> Result<&Transformer, Faults> {
         faults.push(Diagnostic::error(message).hint(nearest));
     };
     match placement.order {
-        OrderKind::OneForwardOneBackward { head_start: 0 } | OrderKind::Interleaved => {}
+        OrderKind::OneForwardOneBackward { head_start: 0 } | OrderKind::Interleaved { .. } => {}
         _ => refuse(
             "Megatron runs 1F1B, with one stage per device or interleaved",
             "nearest: `option system 1f1b` or `interleaved-1f1b`",

@@ -70,9 +70,11 @@ class Model:
         for stage in self.stages:
             own = [layer for index, layer in enumerate(stage.layers, start=stage.first) if index not in shared]
             if own:
-                sharded = fully_shard(own, mesh=mesh, mp_policy=policy, offload_policy=offload)
+                stays = {"reshard_after_forward": not settings["gathers-once"]}
+                sharded = fully_shard(own, mesh=mesh, mp_policy=policy, offload_policy=offload, **stays)
                 groups.append(sharded[0])
-        fully_shard(self.whole, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=not tied)
+        reshards = not tied and not settings["gathers-once"]
+        fully_shard(self.whole, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshards)
         prefetch(groups, settings["prefetch"])
 
     @torch.no_grad()
@@ -141,7 +143,9 @@ class Training:
         # FSDP averages the gradients over the processes; the loss is the mean over all targets of the step.
         scale = self.size / self.counted(microbatches, tokens)
         total = 0.0
-        for inputs, targets in microbatches:
+        for number, (inputs, targets) in enumerate(microbatches, start=1):
+            if self.settings["gathers-once"]:
+                self.model.whole.set_reshard_after_backward(number == len(microbatches))
             loss = loss_sum(self.model.whole(inputs.to(self.device)), targets) * scale
             torch.autograd.backward(loss)
             total += loss.item() / self.size

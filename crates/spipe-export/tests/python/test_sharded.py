@@ -47,6 +47,11 @@ class Sharded(unittest.TestCase):
     def test_fsdp_has_the_losses_of_one_process(self):
         self.trains("--clip-norm", "1.0")
 
+    def test_parameters_that_are_gathered_once_give_the_losses_of_one_process(self):
+        folder = self.trains("--sharding", "gradients")
+        with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
+            self.assertTrue(json.load(file)["gathers-once"])
+
     def test_shards_in_host_memory_have_the_losses_of_one_process(self):
         self.trains(system="zero-infinity")
 

@@ -24,11 +24,13 @@ pub(crate) struct Tried {
     pub complete: bool,
 }
 
-/// Returns whether the enumeration covers every value of the knobs that may vary.
+/// Returns whether the enumeration covers every value of the knobs that may vary. Larger groups of interleaved 1F1B than the
+/// default hold more activations for nothing, unless a pin asks for them.
 pub(crate) fn has_every_knob(pins: &Pins, system: System) -> bool {
     let limits = [Knob::MemoryLimit, Knob::Group];
     let pinned = [Knob::HeadStart, Knob::Resident, Knob::Swap, Knob::SynchronousOptimizer];
-    !limits.iter().any(|knob| knob.is_of(system)) && pinned.iter().all(|knob| pins.knob(*knob).is_none())
+    let limited = system != System::Interleaved && limits.iter().any(|knob| knob.is_of(system));
+    !limited && pinned.iter().all(|knob| pins.knob(*knob).is_none())
 }
 
 /// Simulates the placements of `system` that may take less than `limit` ms, in ascending order of

@@ -58,7 +58,7 @@ pub fn simulated(schedule: Schedule, shape: Shape, times: &StageTimes) -> Result
     };
     let program = match schedule {
         Schedule::OneForwardOneBackward => bare("1f1b", &one_forward_one_backward(devices, microbatches, &[]), &whole)?,
-        Schedule::Interleaved => bare("interleaved-1f1b", &interleaved(devices, chunks, microbatches)?, times)?,
+        Schedule::Interleaved => bare("interleaved-1f1b", &interleaved(devices, chunks, microbatches, None)?, times)?,
         Schedule::Gis(group) => bare("gis", &gis(devices, chunks, microbatches, group)?, times)?,
         Schedule::Uniform => bare("uniform", &uniform(devices, chunks, microbatches)?, times)?,
         Schedule::Offloaded(count, ratio) => {

@@ -56,7 +56,9 @@ fn candidates(context: &Context<'_>, placement: &Placement) -> Result<Candidates
     let microbatches = context.workload().microbatches as usize;
     let (devices, chunks) = (placement.devices().len(), placement.chunks());
     let fallback = match placement.order {
-        OrderKind::Interleaved => interleaved(devices, chunks, microbatches),
+        OrderKind::Interleaved { group } => {
+            interleaved(devices, chunks, microbatches, group.map(|group| group as usize))
+        }
         OrderKind::Grouped { group, half } => {
             let default = if half { devices.div_ceil(2) } else { devices };
             gis(devices, chunks, microbatches, group.map_or(default, |group| group as usize))

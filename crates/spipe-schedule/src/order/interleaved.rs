@@ -1,7 +1,7 @@
 //! Interleaved 1F1B: several chunks of the model per device.
 
 use super::{Order, Pass, Token, at_least_one};
-use spipe_base::Faults;
+use spipe_base::{Diagnostic, Faults};
 
 /// Interleaved 1F1B (Narayanan et al., SC 2021, section 2.2) of m microbatches on p devices with v
 /// chunks each. Chunk c of device i is stage c·p + i.
@@ -15,20 +15,31 @@ use spipe_base::Faults;
 /// at most one, larger ones first: a group smaller than p would starve the pipeline, and a group
 /// larger than the one before would make a device wait for its own later passes. The span is 3m +
 /// 3(p − 1)/v for every m ≥ p, in unit passes of a whole device.
-pub fn interleaved(devices: usize, chunks: usize, microbatches: usize) -> Result<Order, Faults> {
+///
+/// Larger groups than p, which `group` asks for, hold more activations, and leave more time between a chunk's output and
+/// its use (Megatron Core, `microbatch_group_size_per_vp_stage`). The last one may be smaller.
+///
+/// # Errors
+/// A size that is zero, a group outside p..m, and a last one smaller than p.
+pub fn interleaved(devices: usize, chunks: usize, microbatches: usize, group: Option<usize>) -> Result<Order, Faults> {
     at_least_one(&[("devices", devices), ("chunks", chunks), ("microbatches", microbatches)])?;
-    let groups = (microbatches / devices).max(1);
+    let sizes = match group {
+        Some(group) => given(devices, microbatches, group)?,
+        None => {
+            let groups = (microbatches / devices).max(1);
+            (0..groups).map(|group| microbatches / groups + usize::from(group < microbatches % groups)).collect()
+        }
+    };
     let mut first = 0;
     let (mut forwards, mut backwards) = (Vec::new(), Vec::new());
-    for group in 0..groups {
-        let size = microbatches / groups + usize::from(group < microbatches % groups);
+    for size in &sizes {
         for chunk in 0..chunks {
             forwards.extend((first..first + size).map(|microbatch| (chunk, microbatch)));
             backwards.extend((first..first + size).map(|microbatch| (chunks - 1 - chunk, microbatch)));
         }
         first += size;
     }
-    let ahead = (chunks - 1) * microbatches.div_ceil(groups);
+    let ahead = (chunks - 1) * sizes[0];
     let distance = if chunks == 1 { 1 } else { 2 };
     let device = |device: usize| {
         let token =
@@ -42,4 +53,25 @@ pub fn interleaved(devices: usize, chunks: usize, microbatches: usize) -> Result
         forwards[..warm_up].iter().map(token(Pass::Forward)).chain(pairs).chain(last).collect()
     };
     Ok(Order::new((0..devices).map(device).collect()))
+}
+
+/// The sizes of groups of `group` microbatches.
+fn given(devices: usize, microbatches: usize, group: usize) -> Result<Vec<usize>, Faults> {
+    let fault = if (devices..=microbatches).contains(&group) {
+        let last = microbatches % group;
+        if last == 0 || last >= devices {
+            let sizes = std::iter::repeat_n(group, microbatches / group);
+            return Ok(sizes.chain((last > 0).then_some(last)).collect());
+        }
+        format!("groups of {group} of {microbatches} microbatches leave a last one of {last} for {devices} devices")
+    } else {
+        format!("groups of {group} microbatches are outside {devices}..{microbatches}")
+    };
+    let divides = |size: &usize| microbatches.is_multiple_of(*size);
+    let near = (devices..=microbatches).filter(divides).min_by_key(|size| size.abs_diff(group));
+    let hint = match near {
+        Some(near) => format!("every group needs a microbatch for each device: use {near}"),
+        None => format!("use at least {devices} microbatches"),
+    };
+    Err(Diagnostic::error(fault).hint(hint).into())
 }

@@ -4,7 +4,10 @@
 //! after them (Megatron-LM's order, Narayanan et al. 2021, arXiv 2104.04473, section 3.4): tensor parallelism, which
 //! communicates most, is between the nearest devices, and pipelines, which communicate least, between the farthest.
 
-use super::{runtimes::has_foreign_gpus, spelling::Spelling};
+use super::{
+    runtimes::{OWN, has_foreign_gpus},
+    spelling::Spelling,
+};
 use crate::error::SearchError;
 use spipe_base::DeviceId;
 use spipe_cost::{Mode, Workload};
@@ -58,7 +61,9 @@ impl Meshes {
         }
         let computer = |device: DeviceId| hardware.devices()[device].node;
         let is_near = |team: &Team| team.windows(2).all(|pair| computer(pair[0]) == computer(pair[1]));
-        let degrees = Degrees { sharding: Some(Sharding::Optimizer), ..Degrees::default() };
+        // This program's executor has no teams.
+        let tensor = (hardware.runtime().name() == OWN).then_some(1);
+        let degrees = Degrees { tensor, sharding: Some(Sharding::Optimizer), ..Degrees::default() };
         let all = degrees.dividing((model, hardware), workloads, &gpus);
         meshes
             .all

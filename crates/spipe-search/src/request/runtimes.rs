@@ -7,7 +7,7 @@ use spipe_hardware::{Hardware, Provenance, Runtime};
 use spipe_plan::System;
 
 /// The name of the runtime of this program's executor.
-const OWN: &str = "spipe";
+pub const OWN: &str = "spipe";
 
 /// The machine as `runtime` finds it, with the constants that it was fitted to have under it.
 ///

@@ -211,11 +211,9 @@ impl Search<'_> {
     fn with_effort(&mut self, effort: Effort) -> Result<(), PlanError> {
         let request = self.request;
         let mut order: Vec<(SimTime, Case)> = self.cases.iter().map(|case| (self.bound(case), case.clone())).collect();
-        // Without a guess, plans lose a quarter to bubbles and copies.
-        let guess = |(bound, case): &(SimTime, Case)| {
-            if case.guess == SimTime::ZERO { *bound + SimTime::ns(bound.as_ns() / 4) } else { case.guess }
-        };
-        order.sort_by_key(|case| (guess(case), case.0));
+        // Where there are guesses, systems without one are bounded best once a plan is known.
+        let several_meshes = self.request.meshes.len() > 1;
+        order.sort_by_key(|(bound, case)| (several_meshes && case.guess == SimTime::ZERO, case.guess, *bound));
         let several = effort == Effort::Low && order.len() > 1;
         for (bound, case) in order {
             let best = self.results.best.as_ref().map(|(_, best)| best.simulated);
@@ -381,7 +379,8 @@ impl Search<'_> {
     /// The teams of a case.
     fn on_mesh(&self, case: &Case) -> Result<OnMesh, PlanError> {
         let mesh = (case.mesh.as_ref(), self.request.all_teams);
-        OnMesh::new((&self.request.model, &case.hardware), &case.workload, mesh).map_err(|error| without_table(&error))
+        OnMesh::new((&self.request.model, &case.hardware, &case.leads), &case.workload, mesh)
+            .map_err(|error| without_table(&error))
     }
 
     /// The best plan on the teams of a mesh.

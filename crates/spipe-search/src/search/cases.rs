@@ -1,6 +1,6 @@
 //! The cases of a search: each size of microbatches under each runtime, with their results so far.
 
-use super::{found::gap, promise, refusal::missing};
+use super::{found::gap, on_mesh, promise, refusal::missing};
 use crate::{
     request::{Request, meshes},
     setting::Setting,
@@ -22,6 +22,8 @@ pub(super) struct Case {
     pub workload: Workload,
     /// The machine as the runtime of the systems finds it.
     pub hardware: Arc<Hardware>,
+    /// Its leads of teams, the same machine without teams.
+    pub leads: Arc<Hardware>,
     /// The systems that the pins suit; never empty.
     pub systems: Vec<System>,
     /// The teams on which stages are placed.
@@ -46,14 +48,18 @@ impl Case {
             // Pipelines on the devices as they are compete with those on teams, the other systems by themselves.
             let (pipelines, others): (Vec<_>, Vec<_>) =
                 suited.into_iter().partition(|system| runs_on_teams(request, *system));
-            for workload in request.workloads.iter().filter(|of| of.microbatches.is_multiple_of(mesh.data())) {
-                for suited in [&pipelines, &others] {
-                    let runtimes: Vec<(Arc<Hardware>, Vec<System>)> = request.machine.among(suited);
-                    all.extend(runtimes.into_iter().map(|(hardware, systems)| {
-                        let (mesh, guess) = (Arc::clone(&mesh), SimTime::ZERO);
-                        Self { workload: *workload, hardware, systems, mesh, number, guess }
-                    }));
-                }
+            for (hardware, systems) in [pipelines, others].iter().flat_map(|suited| request.machine.among(suited)) {
+                let leads = match mesh.is_single() {
+                    true => Arc::clone(&hardware),
+                    false => on_mesh::leading(&hardware, &mesh).map_or_else(|| Arc::clone(&hardware), Arc::new),
+                };
+                let guess = SimTime::ZERO;
+                let case = |workload: &Workload| {
+                    let (hardware, leads, mesh) = (Arc::clone(&hardware), Arc::clone(&leads), Arc::clone(&mesh));
+                    Self { workload: *workload, hardware, leads, systems: systems.clone(), mesh, number, guess }
+                };
+                let workloads = request.workloads.iter();
+                all.extend(workloads.filter(|of| of.microbatches.is_multiple_of(mesh.data())).map(case));
             }
         }
         all
@@ -300,7 +306,9 @@ mod tests {
             ..Workload::PLAIN
         };
         let systems = vec![System::GpuOnly];
-        let case = Case { workload, hardware, systems, mesh: Arc::default(), number: 0, guess: SimTime::ZERO };
+        let leads = Arc::clone(&hardware);
+        let mesh = Arc::default();
+        let case = Case { workload, hardware, leads, systems, mesh, number: 0, guess: SimTime::ZERO };
         let mut results = Results::default();
         assert!(results.take((&case, false), Err(cut_short())).is_ok());
         let larger = Case { workload: Workload { microbatch: 2, ..workload }, ..case.clone() };
@@ -339,6 +347,7 @@ mod tests {
         let of = |system| Case {
             workload: Workload::PLAIN,
             hardware: Arc::clone(&hardware),
+            leads: Arc::clone(&hardware),
             systems: vec![system],
             mesh: Arc::default(),
             number: 0,

@@ -31,25 +31,21 @@ pub struct OnMesh {
 }
 
 impl OnMesh {
-    /// The setting of `workload` on the teams of `mesh`. With `all`, plans use all of them.
+    /// The setting of `workload` on the teams of `mesh`, whose [leads](leading) are `part`. With `all`, plans use all of them.
     ///
     /// # Errors
     /// A model or a batch that the mesh does not divide.
     pub fn new(
-        (model, hardware): (&Arc<Model>, &Arc<Hardware>),
+        (model, hardware, part): (&Arc<Model>, &Arc<Hardware>, &Arc<Hardware>),
         workload: &Workload,
         (mesh, all): (&Mesh, bool),
     ) -> Result<Self, CostError> {
         let real = Setting::on(model, hardware, workload, mesh)?;
-        let part = leading(hardware, mesh).ok_or_else(|| CostError::Nowhere {
-            layer: model.layers().iter().next().map(|layer| layer.name.clone()).unwrap_or_default(),
-            hardware: hardware.name().into(),
-        })?;
         let devices: IdVec<DeviceId, DeviceId> =
             part.devices().iter().filter_map(|device| hardware.device(&device.name)).collect();
         let memories = part.memories().iter().filter_map(|memory| hardware.memory(&memory.name)).collect();
         let order: Vec<DeviceId> = devices.iter().copied().collect();
-        let leads = Setting::with_table(model, &Arc::new(part), real.table().restricted_to(&order));
+        let leads = Setting::with_table(model, part, real.table().restricted_to(&order));
         Ok(Self { leads, real, devices, memories, all })
     }
 
@@ -84,8 +80,8 @@ impl OnMesh {
 }
 
 /// The machine with the leads of the first replica as its GPUs. A host memory has the room that is left for each of them
-/// when all members of all replicas have as much.
-fn leading(hardware: &Hardware, mesh: &Mesh) -> Option<Hardware> {
+/// when all members of all replicas have as much. `None` if they are no machine.
+pub fn leading(hardware: &Hardware, mesh: &Mesh) -> Option<Hardware> {
     let devices = hardware.devices();
     let leads: Vec<DeviceId> = mesh.leads().collect();
     let sockets = devices.enumerate().filter(|(_, device)| !device.is_gpu()).map(|(id, _)| id);
