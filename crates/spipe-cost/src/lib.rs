@@ -31,11 +31,13 @@
 #![doc = include_str!("../ADAPTERS.md")]
 
 mod added;
+mod all_to_all;
 mod bound;
 pub mod collectives;
 mod data;
 mod divided;
 mod error;
+pub mod exchanges;
 mod formats;
 mod groups;
 mod launches;
@@ -53,9 +55,11 @@ mod training;
 mod words;
 mod workload;
 
+pub use all_to_all::AllToAll;
 pub use bound::{BOUND_ROUNDING, layer_time, least_iteration, least_time};
 pub use collectives::Rings;
 pub use data::{DataShape, PaddingShare};
+pub use divided::EXPERT_LOAD;
 pub use error::CostError;
 pub use formats::{Base, BaseFormat, Formats, GradientFormat, Master, StateFormat};
 pub use groups::{Group, Training, groups};

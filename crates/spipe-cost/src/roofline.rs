@@ -11,6 +11,7 @@ pub(crate) struct Roofline<'a> {
     /// Bytes of one element in memory.
     pub element: u64,
     pub attention: Attention,
+    pub kernel: AttentionKernel,
     pub runtime: &'a Runtime,
     /// The factor on the bytes of memory-bound operations, for kernels that are not fused.
     pub passes: f64,
@@ -77,7 +78,7 @@ impl Roofline<'_> {
             return Some(moving);
         };
         let factor = self.runtime.constant(Constant::Attention);
-        let kernel = self.runtime.attention();
+        let kernel = self.kernel;
         let fused = matches!(kernel, AttentionKernel::Flash1 | AttentionKernel::Flash2 | AttentionKernel::Flash3);
         if self.attention == Attention::Materialised || !fused {
             let rate = self.share_of_peak(seq_q.min(seq_k).min(head_dim))?;

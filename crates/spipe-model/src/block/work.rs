@@ -59,10 +59,21 @@ impl LayerWork {
 }
 
 impl Experts {
-    /// Returns the number of experts that the tokens of a microbatch reach if they are distributed
+    /// Returns the devices that divide the experts.
+    pub const fn devices(&self) -> u64 {
+        if self.held == 0 { 1 } else { self.count / self.held }
+    }
+
+    /// Returns the rows of a device's experts where each of the devices that divide them has `tokens`.
+    pub fn rows(&self, tokens: u64) -> u64 {
+        let even = tokens.saturating_mul(self.per_token);
+        if self.load > 1.0 { (even as f64 * self.load).ceil() as u64 } else { even }
+    }
+
+    /// Returns the number of experts of a device that the tokens of a microbatch reach if they are distributed
     /// evenly; at least one.
     pub fn busy(&self, tokens: u64) -> u64 {
-        self.count.min(tokens.saturating_mul(self.per_token)).max(1)
+        self.held.min(tokens.saturating_mul(self.per_token)).max(1)
     }
 
     /// Returns the expected number of experts that `tokens` reach if each of them draws its k different
@@ -100,8 +111,9 @@ impl Block {
         Bytes::new(product(&[tokens, width, precision.bytes()]))
     }
 
-    /// Returns the work on `batch`, whose tokens are the last of sequences of length `context`.
-    fn work_within(&self, batch: Batch, context: u64) -> LayerWork {
+    /// Returns the work on `batch`, whose tokens are the last of sequences of length `context`, or those of a device that
+    /// has an even share of them.
+    pub(crate) fn work_within(&self, batch: Batch, context: u64) -> LayerWork {
         let mut work = LayerWork::default();
         let residual = product(&[batch.tokens(), self.hidden]);
         self.modulate(&mut work, batch.microbatch, residual);
@@ -215,7 +227,7 @@ impl Block {
         }
         work.forward.push(Op::Elementwise { elements: product(&[3, choices]), kernels: 2 });
         work.backward_input.push(Op::Elementwise { elements: product(&[3, choices]), kernels: 2 });
-        let rows = tokens.saturating_mul(experts.per_token);
+        let rows = experts.rows(tokens);
         let gathered = product(&[rows, self.hidden]);
         work.copy(gathered);
         let busy = experts.busy(tokens);
@@ -241,8 +253,7 @@ impl Block {
 
     /// Returns the forward of the activation function of all networks.
     pub(crate) fn activation_work(&self, batch: Batch) -> Op {
-        let inner = product(&[batch.tokens(), self.inner_width()]);
-        Op::elementwise(product(&[self.mlp.inputs() + 1, inner]))
+        Op::elementwise(product(&[self.mlp.inputs() + 1, self.inner_elements(batch.tokens())]))
     }
 
     /// Returns the forward of all norms before products, and the rotation of normalised queries and
@@ -274,9 +285,9 @@ impl Block {
         Some(Op::Elementwise { elements: (2.0 * turned as f64 * fraction) as u64, kernels: 2 })
     }
 
-    /// Returns the work of a selective recompute with materialised attention.
-    pub(crate) fn attention_work(&self, batch: Batch) -> Vec<Op> {
-        vec![self.attention(batch, batch.seq_len, false)]
+    /// Returns the forward of the attention alone, within sequences of length `context`.
+    pub(crate) fn attention_work(&self, batch: Batch, context: u64) -> Vec<Op> {
+        vec![self.attention(batch, context, false)]
     }
 
     /// Returns the block's part of a layer's signature.
@@ -306,6 +317,9 @@ impl Block {
             words.push(format!("e{}/{}", experts.per_token, experts.count));
             if experts.shared > 0 {
                 words.push(format!("shared{}", experts.shared));
+            }
+            if experts.held < experts.count {
+                words.push(format!("held{} load{}", experts.held, experts.load));
             }
         }
         if let Some(Latent { query_rank, kv_rank, rotary, value_dim }) = self.latent {
