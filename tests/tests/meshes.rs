@@ -40,7 +40,7 @@ fn workload(microbatches: u64) -> Workload {
 fn mesh([tensor, pipeline, data]: [usize; 3], sharding: Sharding) -> Mesh {
     let team = |at: usize| -> Team { (at * tensor..(at + 1) * tensor).map(DeviceId::from).collect() };
     let replica = |replica: usize| (0..pipeline).map(|stage| team(stage * data + replica)).collect();
-    Mesh { replicas: (0..data).map(replica).collect(), sharding, sequence: false }
+    Mesh { replicas: (0..data).map(replica).collect(), sharding, ..Mesh::default() }
 }
 
 /// Stages of about as many layers on the leads of a mesh, `chunks` on each.

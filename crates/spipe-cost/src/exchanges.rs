@@ -18,9 +18,7 @@
 //!   (Lepikhin et al. 2020, GShard, arXiv 2006.16668, section 3.2). Nothing overlaps with these four
 //!   all-to-alls. The busiest device counts, in bytes as in work ([`EXPERT_LOAD`](crate::EXPERT_LOAD)).
 
-use crate::{
-    AllToAll, CostError, CostTable, LayerTime, Mesh, Rings, Workload, parallel, times::attention_times,
-};
+use crate::{AllToAll, CostError, CostTable, LayerTime, Mesh, Rings, Workload, parallel, times::attention_times};
 use spipe_base::{Bytes, DeviceId, Seconds};
 use spipe_hardware::{CollectiveKind, Hardware};
 use spipe_model::{Block, Layer, Model, Precision};

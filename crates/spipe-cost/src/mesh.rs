@@ -18,7 +18,7 @@
 
 use crate::{CostError, Mode, Workload};
 use serde::{Deserialize, Serialize};
-use spipe_base::DeviceId;
+use spipe_base::{Bytes, DeviceId};
 use spipe_model::Model;
 
 /// Devices that run a stage together, the lead first; those that share matrices follow each other.
@@ -117,19 +117,26 @@ impl Mesh {
         if self.sharding == Sharding::Optimizer { self.holders() } else { 1 }
     }
 
+    /// One part of the bytes of all parameters but experts and of those of experts, where the devices that hold the same
+    /// ones divide them.
+    pub fn holders_part(&self, [rest, experts]: [Bytes; 2]) -> Bytes {
+        let holders = self.holders();
+        Bytes::new(rest.get().div_ceil(holders) + experts.get().div_ceil((holders / self.expert).max(1)))
+    }
+
     /// The devices that share matrices, of all teams.
-    pub(crate) fn tensor_groups(&self) -> Vec<Team> {
+    pub fn tensor_groups(&self) -> Vec<Team> {
         let of = |team: &Team| team.chunks(self.tensor() as usize).map(<[DeviceId]>::to_vec).collect::<Vec<_>>();
         self.replicas.iter().flatten().flat_map(of).collect()
     }
 
     /// The devices that divide sequences, of all teams.
-    pub(crate) fn context_groups(&self) -> Vec<Team> {
+    pub fn context_groups(&self) -> Vec<Team> {
         self.replicas.iter().flatten().flat_map(|team| self.by_tokens(team)).collect()
     }
 
     /// The devices that divide experts, of all stages.
-    pub(crate) fn expert_groups(&self) -> Vec<Team> {
+    pub fn expert_groups(&self) -> Vec<Team> {
         let of = |group: Team| group.chunks(self.expert as usize).map(<[DeviceId]>::to_vec).collect::<Vec<_>>();
         self.leads().flat_map(|lead| self.holders_of(lead)).flat_map(of).collect()
     }
@@ -148,6 +155,13 @@ impl Mesh {
             groups.iter_mut().zip(self.by_tokens(team)).for_each(|(group, members)| group.extend(members));
         }
         groups
+    }
+
+    /// The devices among [`Self::holders_of`] that hold the same experts.
+    pub fn expert_holders_of(&self, lead: DeviceId) -> Vec<Team> {
+        let parts = self.expert as usize;
+        let of = |group: Team| (0..parts).map(move |part| group.iter().skip(part).step_by(parts).copied().collect());
+        self.holders_of(lead).into_iter().flat_map(of).collect()
     }
 
     /// Checks that a device has two chunks of each sequence, all of as many tokens: one from either end, so that causal

@@ -150,17 +150,10 @@ impl CostTable {
         Bytes::new(u64::try_from(part).unwrap_or(u64::MAX))
     }
 
-    /// Returns one part of `bytes`, which belong to the parameters of `layer`, where the devices that hold the same
-    /// parameters divide them: all of them, or those with the same experts.
-    pub fn holders_part(&self, layer: LayerId, bytes: Bytes) -> Bytes {
-        let experts = self.of_experts(layer, bytes);
-        let (rest, holders) = (bytes.saturating_sub(experts), self.mesh.holders());
-        Bytes::new(rest.get().div_ceil(holders) + experts.get().div_ceil(holders / self.mesh.expert))
-    }
-
-    /// Returns the part of `bytes` of the optimizer that a device has; all of them if the optimizer is not divided.
+    /// Returns the part of `bytes` of a layer's optimizer that a device has; all of them if the optimizer is not divided.
     pub fn state_part(&self, layer: LayerId, bytes: Bytes) -> Bytes {
-        if self.mesh.state_parts() == 1 { bytes } else { self.holders_part(layer, bytes) }
+        let experts = self.of_experts(layer, bytes);
+        if self.mesh.state_parts() == 1 { bytes } else { self.mesh.holders_part([bytes - experts, experts]) }
     }
 
     /// Returns the workload of one replica.

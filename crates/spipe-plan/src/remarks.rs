@@ -63,17 +63,25 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
     planned_only(context, parts, executed)
 }
 
-/// The answer about a mesh that no execution has: replicas of a pipeline that trains all its parameters are executed.
-fn beyond_replicas(context: &Context<'_>) -> Option<String> {
+/// The answers about a mesh that no execution has: replicas of a pipeline that trains all its parameters are executed.
+fn beyond_replicas(context: &Context<'_>) -> Vec<String> {
     let (mesh, trains) = (context.mesh(), context.workload().mode == Mode::Train);
-    match mesh.data() {
-        _ if mesh.tensor() > 1 => Some(format!("teams of {} devices that share layers", mesh.tensor())),
-        1 => None,
-        data if !trains || context.model.lora().is_some() => {
-            Some(format!("{data} replicas of a model whose own parameters are not trained"))
-        }
-        _ => None,
-    }
+    let untrained = !trains || context.model.lora().is_some();
+    let answers = [
+        (mesh.tensor() > 1, format!("teams of {} devices that share layers", mesh.tensor())),
+        (mesh.context > 1, format!("sequences that {} devices divide (context parallelism)", mesh.context)),
+        (mesh.expert > 1, format!("experts that {} devices divide (expert parallelism)", mesh.expert)),
+        (
+            mesh.data() > 1 && untrained,
+            format!("{} replicas of a model whose own parameters are not trained", mesh.data()),
+        ),
+    ];
+    answers.into_iter().filter(|(has, _)| *has).map(|(_, answer)| answer).collect()
+}
+
+/// Whether several devices compute one layer, which other engines do.
+fn shares_layers(context: &Context<'_>) -> bool {
+    context.mesh().members() > 1 || context.mesh().expert > 1
 }
 
 fn repeated(context: &Context<'_>) -> Option<String> {
@@ -101,7 +109,10 @@ fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Execute
         }
     }
     let message = format!("the plan has {}, which is planned and simulated only", parts.join(", "));
-    let hint = "plan without these options to run it; `command simulate` predicts the plan as it is";
+    let hint = match shares_layers(context) {
+        true => "`command export megatron` has Megatron run it; `command simulate` predicts the plan as it is",
+        false => "plan without these options to run it; `command simulate` predicts the plan as it is",
+    };
     (!parts.is_empty()).then(|| Diagnostic::error(message).hint(hint))
 }
 

@@ -8,6 +8,9 @@ use spipe_model::{LayerKind, Mlp, Norm, Positions, Precision, Transformer};
 use spipe_plan::{Context, Layout, Mesh, Placement, Plan, Sharding};
 use std::collections::BTreeSet;
 
+/// How Megatron exchanges the tokens of experts: an all-to-all is what plans count.
+const DISPATCHER: &str = "alltoall";
+
 /// The settings of a plan.
 pub struct Settings<'a> {
     context: Context<'a>,
@@ -69,6 +72,19 @@ impl<'a> Settings<'a> {
         let mut with = |name: &str, value: &dyn ToString| all.push(format!("--{name} {}", value.to_string()));
         with("tensor-model-parallel-size", &mesh.tensor());
         with("pipeline-model-parallel-size", &self.pipeline());
+        if mesh.context > 1 {
+            with("context-parallel-size", &mesh.context);
+        }
+        if let Some(experts) = block.experts {
+            with("expert-model-parallel-size", &mesh.expert);
+            with("num-experts", &experts.count);
+            with("moe-router-topk", &experts.per_token);
+            with("moe-ffn-hidden-size", &block.intermediate);
+            with("moe-token-dispatcher-type", &DISPATCHER);
+            if experts.shared > 0 {
+                with("moe-shared-expert-intermediate-size", &experts.shared);
+            }
+        }
         if let Some(layout) = &self.layout {
             with("pipeline-model-parallel-layout", layout);
         }
@@ -153,6 +169,19 @@ impl<'a> Settings<'a> {
             "pipeline_model_parallel_size": self.pipeline(), "bf16": bf16, "fp16": fp16, "params_dtype": half,
         });
         let mut more = Map::new();
+        if mesh.context > 1 {
+            more.insert("context_parallel_size".into(), json!(mesh.context));
+        }
+        if let Some(experts) = block.experts {
+            more.insert("expert_model_parallel_size".into(), json!(mesh.expert));
+            more.insert("num_moe_experts".into(), json!(experts.count));
+            more.insert("moe_router_topk".into(), json!(experts.per_token));
+            more.insert("moe_ffn_hidden_size".into(), json!(block.intermediate));
+            more.insert("moe_token_dispatcher_type".into(), json!(DISPATCHER));
+            if experts.shared > 0 {
+                more.insert("moe_shared_expert_intermediate_size".into(), json!(experts.shared));
+            }
+        }
         if let Some(layout) = &self.layout {
             more.insert("pipeline_model_parallel_layout".into(), json!(layout));
             more.insert("pipeline_dtype".into(), json!(half));
@@ -174,7 +203,7 @@ impl<'a> Settings<'a> {
         json!({
             "format-version": 1,
             "megatron-core": super::VERSION,
-            "world-size": mesh.tensor() * self.pipeline() * mesh.data(),
+            "world-size": mesh.members() * self.pipeline() * mesh.data(),
             "transformer": transformer,
             "ddp": { "use_distributed_optimizer": divided, "grad_reduce_in_fp32": bf16, "overlap_grad_reduce": false },
             "optimizer": {
@@ -206,6 +235,8 @@ impl<'a> Settings<'a> {
             ("sequence", if mesh.sequence { " with sequences divided" } else { "" }.into()),
             ("pipeline", self.pipeline().to_string()),
             ("data", mesh.data().to_string()),
+            ("context", mesh.context.to_string()),
+            ("expert", mesh.expert.to_string()),
             ("layout", self.layout.clone().unwrap_or_else(|| "one".into())),
             ("recompute", recompute),
             ("batch", workload.global_batch().to_string()),

@@ -111,7 +111,8 @@ impl Block {
     /// Returns the number of parameters that each token uses: those of all experts less those of the
     /// experts that it does not pass through.
     pub fn active_parameters(&self) -> u64 {
-        let idle: u64 = self.linears().iter().map(|linear| linear.copies.saturating_sub(linear.used) * linear.each()).sum();
+        let idle: u64 =
+            self.linears().iter().map(|linear| linear.copies.saturating_sub(linear.used) * linear.each()).sum();
         self.parameters() - idle
     }
 
