@@ -1,5 +1,8 @@
 //! Meshes: one replica stands for all, and the closed form of tensor and data parallelism.
 
+#[path = "meshes/divided.rs"]
+mod divided;
+
 use spipe_base::{DeviceId, LayerRange, SimTime};
 use spipe_cost::{Mode, Parallelism, Workload};
 use spipe_hardware::{Hardware, NetworkFile, Runtime};
