@@ -109,14 +109,16 @@ class Megatron(unittest.TestCase):
         transformer, _, _ = configured(settings)
         self.assertEqual((transformer.context_parallel_size, settings["world-size"]), (2, 8))
         self.assertIn(["--context-parallel-size", "2"], arguments)
-        path = self.planned("mixtral-8x7b", (2, 2, 2), "--precision", "bf16", "--ep", 2, "--sequence-parallel", "--seq-len", 4096, machine=MACHINE)
+        large = ["--precision", "bf16", "--seq-len", 4096, "--nodes", 2, "--network", "8x400Gb"]
+        divided = [*large, "--ep", 8, "--sharding", "optimizer"]
+        path = self.planned("mixtral-8x7b", (2, 1, 8), *divided, "--sequence-parallel", machine="h100-80g-x8-nvlink")
         settings, arguments = self.exported(path)
         transformer, _, _ = configured(settings)
         degrees = (transformer.expert_model_parallel_size, transformer.num_moe_experts, transformer.moe_router_topk)
-        self.assertEqual((degrees, settings["world-size"]), ((2, 8, 2), 8))
+        self.assertEqual((degrees, settings["world-size"]), ((8, 8, 2), 16))
         self.assertEqual(self.unknown(arguments), set())
-        path = self.planned("mixtral-8x7b", (2, 2, 2), "--precision", "bf16", "--ep", 2, "--seq-len", 4096, machine=MACHINE)
-        self.assertIn("use `--sequence-parallel`", self.refused(path))
+        path = self.planned("mixtral-8x7b", (2, 1, 8), *divided, machine="h100-80g-x8-nvlink")
+        self.assertIn("plan with `--sequence-parallel`", self.refused(path))
 
     def test_what_megatron_cannot_do_is_refused(self):
         path = self.planned("llama2-7b", (2, 4, 1), "--precision", "bf16", system="zb-h1")
