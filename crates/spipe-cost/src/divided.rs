@@ -18,11 +18,6 @@ use spipe_base::{Bytes, LayerId};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 
-/// The rows of the busiest of several devices that divide experts, relative to an even distribution. Estimate: the
-/// smallest capacity with which routers that train a balance lose few tokens (Fedus et al. 2021, Switch Transformers,
-/// arXiv 2101.03961, section 2.2 and table 1: 1.25).
-pub const EXPERT_LOAD: f64 = 1.25;
-
 /// The blocks of keys and values of other members that a member holds: one that it uses and one that arrives, each with
 /// its gradients in the backward.
 const BLOCKS_OF_KEYS: u64 = 4;
@@ -52,10 +47,9 @@ fn parts(model: &Model, workload: &Workload, mesh: &Mesh) -> Result<[Model; 2], 
     let (tensor, context, expert) = (mesh.tensor(), mesh.context, mesh.expert);
     mesh.check_sequences(workload)?;
     mesh.check_experts(model)?;
-    let load = if expert > 1 { EXPERT_LOAD } else { 1.0 };
     let part = model.with_sequences_divided(context);
     let part = part.map_err(|layer| CostError::Tokens { layer: name(layer), context })?;
-    let part = part.with_experts_divided(expert, load);
+    let part = part.with_experts_divided(expert);
     let part = part.map_err(|layer| CostError::Experts { layer: name(layer), expert })?;
     let shard = part.shard(tensor).map_err(|layer| CostError::Team { layer: name(layer), tensor })?;
     Ok([part, shard])

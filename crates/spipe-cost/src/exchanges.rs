@@ -16,7 +16,7 @@
 //!   ```
 //! - Expert parallelism: each token goes to the devices of its experts and comes back, in the forward and in the backward
 //!   (Lepikhin et al. 2020, GShard, arXiv 2006.16668, section 3.2). Nothing overlaps with these four
-//!   all-to-alls. The busiest device counts, in bytes as in work ([`EXPERT_LOAD`](crate::EXPERT_LOAD)).
+//!   all-to-alls. The busiest device counts, in bytes as in work ([`Experts::LOAD`](spipe_model::Experts::LOAD)).
 
 use crate::{AllToAll, CostError, CostTable, LayerTime, Mesh, Rings, Workload, parallel, times::attention_times};
 use spipe_base::{Bytes, DeviceId, Seconds};

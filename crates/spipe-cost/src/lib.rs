@@ -59,7 +59,6 @@ pub use all_to_all::AllToAll;
 pub use bound::{BOUND_ROUNDING, layer_time, least_iteration, least_time};
 pub use collectives::Rings;
 pub use data::{DataShape, PaddingShare};
-pub use divided::EXPERT_LOAD;
 pub use error::CostError;
 pub use formats::{Base, BaseFormat, Formats, GradientFormat, Master, StateFormat};
 pub use groups::{Group, Training, groups};

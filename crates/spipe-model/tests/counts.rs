@@ -211,7 +211,7 @@ fn a_sliding_window_splits_the_runs() {
 fn experts_are_used_in_part() {
     let model = Model::from_hugging_face("config.json", &fixture("mixtral-8x7b")).unwrap().model;
     let used = |block: &Block| {
-        let experts = block.experts.map(|experts| Experts { held: experts.per_token, ..experts });
+        let experts = block.experts.map(|experts| Experts { count: experts.per_token, ..experts });
         Block { experts, ..*block }.parameters()
     };
     let active: u64 = model.layers().iter().map(|layer| layer.as_block().map_or(layer.parameters, used)).sum();

@@ -4,9 +4,9 @@
 
 use super::{both, machine, mesh, model, spread, workload};
 use spipe_base::{Bytes, DeviceId, LayerId, Seconds};
-use spipe_cost::{AllToAll, CostTable, EXPERT_LOAD, Rings, Workload};
+use spipe_cost::{AllToAll, CostTable, Rings, Workload};
 use spipe_hardware::{CollectiveKind, Hardware, NetworkFile, Runtime};
-use spipe_model::{Attention, Model, Op, Precision};
+use spipe_model::{Attention, Experts, Model, Op, Precision};
 use spipe_plan::{Mesh, Placement, Plan, Sharding, Stage, System, check, check_mesh, footprint};
 use spipe_schedule::lower;
 use spipe_search::{Degrees, Setting, Spelling};
@@ -109,9 +109,9 @@ fn attention_hides_the_exchange_of_keys() {
 fn tokens_go_to_their_experts_and_back() {
     let (model, hardware, mesh) = (experts(), machine("a100-80g-x8-nvlink"), divided([1, 1, 1, 4], 4, Sharding::None));
     let work = workload(4);
-    let part = model.with_experts_divided(4, EXPERT_LOAD).unwrap();
+    let part = model.with_experts_divided(4).unwrap();
     let [[forward, backward], [alone, alone_backward]] = passes(&model, &hardware, (&part, &work, &mesh));
-    let rows = (1024.0 * 2.0 * EXPERT_LOAD) as u64;
+    let rows = (1024.0 * 2.0 * Experts::LOAD) as u64;
     let group: Vec<DeviceId> = (0..4).map(DeviceId::new).collect();
     let once = AllToAll::of(&hardware, [group.as_slice()]).unwrap().time(Bytes::new(rows * 1024 * 2)).get();
     close(forward, alone + 2.0 * once, 1e-9);

@@ -177,7 +177,7 @@ pub struct Latent {
 }
 
 /// A mixture of experts.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Experts {
     /// The number of experts.
     pub count: u64,
@@ -189,10 +189,8 @@ pub struct Experts {
     pub shared_gate: bool,
     /// Whether the router has a bias (gpt-oss, DeepSeek-V3).
     pub router_bias: bool,
-    /// The number of experts of one device: `count` unless devices divide them, each with as many.
-    pub held: u64,
-    /// The rows of its experts, relative to an even distribution of all tokens: above 1 for the busiest of several devices.
-    pub load: f64,
+    /// The devices that divide the experts, each of which has as many: 1 or more.
+    pub devices: u32,
 }
 
 /// The modulation of a block's branches by a time step and a class.
@@ -253,7 +251,7 @@ impl Mlp {
 impl Experts {
     /// Creates experts without a network that all tokens share.
     pub const fn new(count: u64, per_token: u64) -> Self {
-        Self { count, per_token, shared: 0, shared_gate: false, router_bias: false, held: count, load: 1.0 }
+        Self { count, per_token, shared: 0, shared_gate: false, router_bias: false, devices: 1 }
     }
 }
 

@@ -99,7 +99,7 @@ impl Block {
             linears.extend(experts.shared_gate.then(|| Linear::new("shared-gate", self.hidden, 1, false)));
         }
         let each = self.network(self.intermediate).into_iter();
-        linears.extend(each.map(|linear| Linear { copies: experts.held, used: experts.per_token, ..linear }));
+        linears.extend(each.map(|linear| Linear { copies: experts.held(), used: experts.per_token, ..linear }));
         linears
     }
 
@@ -119,7 +119,7 @@ impl Block {
     /// Returns the parameters of all experts of a device, without the router and the network that all tokens share.
     pub fn expert_parameters(&self) -> u64 {
         let network = self.network(self.intermediate);
-        self.experts.map_or(0, |experts| experts.held * network.iter().map(Linear::parameters).sum::<u64>())
+        self.experts.map_or(0, |experts| experts.held() * network.iter().map(Linear::parameters).sum::<u64>())
     }
 
     /// Returns the parameters of the attention, with the norms inside it but without the block's.

@@ -59,21 +59,26 @@ impl LayerWork {
 }
 
 impl Experts {
-    /// Returns the devices that divide the experts.
-    pub const fn devices(&self) -> u64 {
-        if self.held == 0 { 1 } else { self.count / self.held }
+    /// The rows of the busiest of several devices that divide experts, relative to an even distribution. Estimate: the
+    /// smallest capacity with which routers that train a balance lose few tokens (Fedus et al. 2021, Switch Transformers,
+    /// arXiv 2101.03961, section 2.2 and table 1: 1.25).
+    pub const LOAD: f64 = 1.25;
+
+    /// Returns the number of experts of a device.
+    pub fn held(&self) -> u64 {
+        self.count / u64::from(self.devices)
     }
 
-    /// Returns the rows of a device's experts where each of the devices that divide them has `tokens`.
+    /// Returns the rows of the experts of a device, the busiest one, where each of those that divide them has `tokens`.
     pub fn rows(&self, tokens: u64) -> u64 {
         let even = tokens.saturating_mul(self.per_token);
-        if self.load > 1.0 { (even as f64 * self.load).ceil() as u64 } else { even }
+        if self.devices > 1 { (even as f64 * Self::LOAD).ceil() as u64 } else { even }
     }
 
     /// Returns the number of experts of a device that the tokens of a microbatch reach if they are distributed
     /// evenly; at least one.
     pub fn busy(&self, tokens: u64) -> u64 {
-        self.held.min(tokens.saturating_mul(self.per_token)).max(1)
+        self.held().min(tokens.saturating_mul(self.per_token)).max(1)
     }
 
     /// Returns the expected number of experts that `tokens` reach if each of them draws its k different
@@ -318,8 +323,8 @@ impl Block {
             if experts.shared > 0 {
                 words.push(format!("shared{}", experts.shared));
             }
-            if experts.held < experts.count {
-                words.push(format!("held{} load{}", experts.held, experts.load));
+            if experts.devices > 1 {
+                words.push(format!("over{}", experts.devices));
             }
         }
         if let Some(Latent { query_rank, kv_rank, rotary, value_dim }) = self.latent {

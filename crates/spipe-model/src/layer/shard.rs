@@ -55,15 +55,16 @@ impl Layer {
         divides.then(|| Self { sequence_parts: parts, ..self.clone() })
     }
 
-    /// Returns the layer of the busiest of `devices` that divide its experts, whose rows are `load` times those of an even
-    /// distribution (Lepikhin et al. 2020, GShard, arXiv 2006.16668, section 2). Layers without experts
-    /// stay. `None` if there are not as many experts for each device.
-    pub fn with_experts_divided(&self, devices: u64, load: f64) -> Option<Self> {
+    /// Returns the layer of the busiest of `devices` that divide its experts (Lepikhin et al. 2020, GShard, arXiv
+    /// 2006.16668, section 2; [`Experts::LOAD`]). Layers without experts stay. `None` if there are not as many experts for
+    /// each device, and for experts with adapters.
+    pub fn with_experts_divided(&self, devices: u64) -> Option<Self> {
         let LayerKind::Block(block @ Block { experts: Some(experts), .. }) = self.kind else {
             return Some(self.clone());
         };
-        let held = (devices > 0 && experts.count.is_multiple_of(devices)).then(|| experts.count / devices)?;
-        let block = Block { experts: Some(Experts { held, load, ..experts }), ..block };
+        let divides = devices == 1 || (experts.count.is_multiple_of(devices) && self.adaptation.is_none());
+        let devices = u32::try_from(devices).ok().filter(|devices| *devices > 0 && divides)?;
+        let block = Block { experts: Some(Experts { devices, ..experts }), ..block };
         Some(Self { kind: LayerKind::Block(block), parameters: block.parameters(), ..self.clone() })
     }
 }

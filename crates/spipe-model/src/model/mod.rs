@@ -75,8 +75,8 @@ impl Model {
     ///
     /// # Errors
     /// The first layer whose experts cannot be divided.
-    pub fn with_experts_divided(&self, devices: u64, load: f64) -> Result<Self, LayerId> {
-        self.each_layer(|layer| layer.with_experts_divided(devices, load))
+    pub fn with_experts_divided(&self, devices: u64) -> Result<Self, LayerId> {
+        self.each_layer(|layer| layer.with_experts_divided(devices))
     }
 
     fn each_layer(&self, change: impl Fn(&Layer) -> Option<Layer>) -> Result<Self, LayerId> {

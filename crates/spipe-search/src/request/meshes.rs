@@ -315,9 +315,9 @@ impl Degrees {
         }
         let holders = self.data.map(|data| data * self.context.unwrap_or(1));
         let grouped = |expert: u64| holders.is_none_or(|holders| holders.is_multiple_of(expert));
-        let divides = |expert: u64| model.with_experts_divided(expert, 1.0).is_ok() && grouped(expert);
+        let divides = |expert: u64| model.with_experts_divided(expert).is_ok() && grouped(expert);
         let near = || format!("{setting} of {} divides them", nearest(expert, gpus, divides));
-        match (model.with_experts_divided(expert, 1.0), holders) {
+        match (model.with_experts_divided(expert), holders) {
             (Err(layer), _) => {
                 let layer = model.layers()[layer].name.clone();
                 Err(SearchError::request(CostError::Experts { layer, expert }.to_string(), near()))
