@@ -70,4 +70,4 @@ pub use parallel::{ParallelCost, ParallelError, Parallelism, all_reduce};
 pub use table::CostTable;
 pub use times::{LayerTime, Source};
 pub use training::check_training;
-pub use workload::{ClipNorm, MOST_TOKENS, Mode, Workload, check_batch, compute_type};
+pub use workload::{ClipNorm, MOST_TOKENS, Mode, Workload, check_batch, compute_type, product_type};

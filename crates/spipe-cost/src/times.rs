@@ -6,6 +6,7 @@ use crate::{
     compute_type,
     launches::launches,
     memory::selected,
+    product_type,
     roofline::{Roofline, UNFUSED},
     workload::storage,
 };
@@ -101,6 +102,10 @@ fn roofline<'a>(layer: &Layer, device: &'a Device, (workload, runtime): (&Worklo
     Roofline {
         device,
         data_type: compute_type(device, workload.precision),
+        products: match layer.kind {
+            LayerKind::Block(_) => product_type(device, workload.precision),
+            _ => compute_type(device, workload.precision),
+        },
         element: storage(device, workload.precision).bytes(),
         attention: workload.attention,
         kernel: kernel(layer, runtime),
@@ -239,7 +244,7 @@ fn measured(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Opti
         Mode::Train | Mode::Infer => layer.own_signature(workload.batch()),
         Mode::Generate => layer.generate_signature(workload.batch()),
     };
-    roofline.device.layer_time(&signature, roofline.data_type)
+    roofline.device.layer_time(&signature, roofline.products)
 }
 
 /// Returns the times of forward, backward-input and backward-weight with their source. When

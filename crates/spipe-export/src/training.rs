@@ -3,7 +3,7 @@
 use crate::Modules;
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::{Base, BaseFormat, Formats, Mode, Optimizer};
-use spipe_model::{Layer, Lora, Matrix, Model, Tensor};
+use spipe_model::{Layer, Lora, Matrix, Model, Precision, Tensor};
 use spipe_plan::Plan;
 
 /// The formats of a base that bitsandbytes stores and trains adapters on.
@@ -41,6 +41,9 @@ impl Training {
         if let Some((degree, what, option)) = degrees.into_iter().find(|(degree, ..)| *degree > 1) {
             let hint = format!("plan with `option {option} 1`, or see whether `command export megatron` takes it");
             refuse(&format!("{what} (degree {degree})"), &hint);
+        }
+        if workload.precision == Precision::Fp8 {
+            refuse("products in 8 bits", "`command export megatron` takes them, or plan with `option precision bf16`");
         }
         if !workload.recompute_ops.is_empty() {
             let what = format!("recomputed operations ({})", workload.recompute_ops);

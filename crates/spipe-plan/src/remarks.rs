@@ -16,8 +16,8 @@ use spipe_base::{
     Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId,
     readable::{percent, ranges},
 };
-use spipe_cost::{BaseFormat, DataShape, Formats, GradientFormat, Mode, Optimizer, Source, Workload};
-use spipe_hardware::Device;
+use spipe_cost::{BaseFormat, DataShape, Formats, GradientFormat, Mode, Optimizer, Source, Workload, product_type};
+use spipe_hardware::{DataType, Device};
 use spipe_model::{LayerKind, Precision};
 use std::collections::BTreeMap;
 
@@ -92,6 +92,7 @@ fn repeated(context: &Context<'_>) -> Option<String> {
 /// The refusal of `parts`, and of optimizers and formats that are planned only.
 fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Executed<'_>) -> Option<Diagnostic> {
     let workload = context.workload();
+    parts.extend((workload.precision == Precision::Fp8).then(|| "products in 8 bits (precision fp8)".to_owned()));
     let formats = &workload.formats;
     if let Some(base) = formats.base.filter(|base| !executed.bases.contains(&base.format)) {
         parts.push(format!("a base stored as {base}"));
@@ -109,7 +110,7 @@ fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Execute
         }
     }
     let message = format!("the plan has {}, which is planned and simulated only", parts.join(", "));
-    let hint = match shares_layers(context) {
+    let hint = match shares_layers(context) || workload.precision == Precision::Fp8 {
         true => "`command export megatron` has Megatron run it; `command simulate` predicts the plan as it is",
         false => "plan without these options to run it; `command simulate` predicts the plan as it is",
     };
@@ -124,7 +125,11 @@ const STARVES: f64 = 1.25;
 /// their profile has no rate for that type.
 pub fn precision_remark(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
     let wanted = context.workload().precision;
-    let wider = |device: &DeviceId| !context.is_cpu(*device) && context.cost.storage(*device) != wanted;
+    let wider = |device: &DeviceId| {
+        let multiplies = product_type(&context.hardware.devices()[*device], wanted);
+        let has = if wanted == Precision::Fp8 { multiplies == DataType::Fp8 } else { multiplies == wanted.data_type() };
+        !context.is_cpu(*device) && !has
+    };
     let devices: Vec<DeviceId> = placement.computing().into_iter().filter(wider).collect();
     let stored = context.cost.storage(*devices.first()?);
     let names = ranges(devices.iter().map(|device| context.hardware.devices()[*device].name.as_str()));

@@ -8,6 +8,10 @@ use spipe_model::{LayerKind, Mlp, Norm, Positions, Precision, Transformer};
 use spipe_plan::{Context, Layout, Mesh, Placement, Plan, Sharding};
 use std::collections::BTreeSet;
 
+/// The formats of products in 8 bits: more mantissa in the forward, more exponent for gradients (Micikevicius et al. 2022,
+/// arXiv 2209.05433).
+const FP8: &str = "hybrid";
+
 /// How Megatron exchanges the tokens of experts: an all-to-all is what plans count.
 const DISPATCHER: &str = "alltoall";
 
@@ -137,11 +141,14 @@ impl<'a> Settings<'a> {
             ("sequence-parallel", mesh.sequence),
             ("use-distributed-optimizer", self.divides_optimizer()),
             ("overlap-grad-reduce", false),
-            ("accumulate-allreduce-grads-in-fp32", workload.precision == Precision::Bf16),
-            ("bf16", workload.precision == Precision::Bf16),
+            ("accumulate-allreduce-grads-in-fp32", stores_bf16(workload.precision)),
+            ("bf16", stores_bf16(workload.precision)),
             ("fp16", workload.precision == Precision::Fp16),
         ];
         all.extend(switches.iter().filter(|(_, on)| *on).map(|(name, _)| format!("--{name}")));
+        if workload.precision == Precision::Fp8 {
+            all.push(format!("--fp8-format {FP8}"));
+        }
         if let Some(clip) = workload.clip_norm {
             all.push(format!("--clip-grad {}", clip.get()));
         }
@@ -152,9 +159,9 @@ impl<'a> Settings<'a> {
     pub fn to_json(&self) -> Value {
         let (block, mesh, workload) = (&self.model.block, self.mesh(), &self.workload);
         let half = match workload.precision {
-            Precision::Bf16 => "bfloat16",
+            Precision::Bf16 | Precision::Fp8 => "bfloat16",
             Precision::Fp16 => "float16",
-            _ => "float32",
+            Precision::Fp32 => "float32",
         };
         let (bf16, fp16) = (half == "bfloat16", half == "float16");
         let dropout = if block.dropout { 0.1 } else { 0.0 };
@@ -169,6 +176,9 @@ impl<'a> Settings<'a> {
             "pipeline_model_parallel_size": self.pipeline(), "bf16": bf16, "fp16": fp16, "params_dtype": half,
         });
         let mut more = Map::new();
+        if workload.precision == Precision::Fp8 {
+            more.insert("fp8".into(), json!(FP8));
+        }
         if mesh.context > 1 {
             more.insert("context_parallel_size".into(), json!(mesh.context));
         }
@@ -263,6 +273,11 @@ impl<'a> Settings<'a> {
     fn optimizer(&self) -> &'static str {
         if self.workload.optimizer == Optimizer::Sgd { "sgd" } else { "adam" }
     }
+}
+
+/// Whether parameters are in bf16.
+fn stores_bf16(precision: Precision) -> bool {
+    matches!(precision, Precision::Bf16 | Precision::Fp8)
 }
 
 /// The recompute of a placement in Megatron's words: of all blocks, or of as many first blocks in each chunk.
