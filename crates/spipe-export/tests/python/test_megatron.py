@@ -120,6 +120,15 @@ class Megatron(unittest.TestCase):
         path = self.planned("mixtral-8x7b", (2, 1, 8), *divided, machine="h100-80g-x8-nvlink")
         self.assertIn("plan with `--sequence-parallel`", self.refused(path))
 
+    def test_products_are_in_eight_bits(self):
+        options = ["--precision", "fp8", "--sharding", "optimizer"]
+        path = self.planned("llama2-7b", (2, 2, 2), *options, machine="h100-80g-x8-nvlink")
+        settings, arguments = self.exported(path)
+        transformer, _, _ = configured(settings)
+        self.assertEqual((transformer.fp8, transformer.bf16), ("hybrid", True))
+        self.assertIn(["--fp8-format", "hybrid"], arguments)
+        self.assertEqual(self.unknown(arguments), set())
+
     def test_what_megatron_cannot_do_is_refused(self):
         path = self.planned("llama2-7b", (2, 4, 1), "--precision", "bf16", system="zb-h1")
         self.assertRegex(self.refused(path), "Megatron runs 1F1B.*nearest: `--system 1f1b` or `interleaved-1f1b`")
