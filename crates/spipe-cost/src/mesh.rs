@@ -78,10 +78,12 @@ impl Sharding {
     }
 }
 
-/// The degrees, such as `tp 2, pp 4, dp 8`.
+/// The degrees, such as `tp 2, pp 4, dp 8`, with those of contexts and experts that are divided.
 impl std::fmt::Display for Mesh {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "tp {}, pp {}, dp {}", self.tensor(), self.leads().count().max(1), self.data())
+        write!(f, "tp {}, pp {}, dp {}", self.tensor(), self.leads().count().max(1), self.data())?;
+        let more = [("cp", self.context), ("ep", self.expert)];
+        more.iter().filter(|(_, degree)| *degree > 1).try_for_each(|(name, degree)| write!(f, ", {name} {degree}"))
     }
 }
 

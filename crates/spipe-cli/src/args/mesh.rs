@@ -21,7 +21,8 @@ pub struct Mesh {
     /// Replicas that share the batch (data parallelism)
     #[arg(long, value_name = "N", visible_alias = "dp")]
     pub data_parallel: Option<u64>,
-    /// GPUs that divide the tokens of each sequence (context parallelism, ring attention); 1 if left out
+    /// GPUs that divide the tokens of each sequence (context parallelism, ring attention). If left out, 1 unless no
+    /// GPU holds a layer otherwise
     #[arg(long, value_name = "N", visible_alias = "cp")]
     pub context_parallel: Option<u64>,
     /// GPUs that divide the experts of each layer (expert parallelism), among those of replicas and contexts; 1 if left out

@@ -76,22 +76,6 @@ impl<'a> Settings<'a> {
         let mut with = |name: &str, value: &dyn ToString| all.push(format!("--{name} {}", value.to_string()));
         with("tensor-model-parallel-size", &mesh.tensor());
         with("pipeline-model-parallel-size", &self.pipeline());
-        if mesh.context > 1 {
-            with("context-parallel-size", &mesh.context);
-        }
-        if let Some(experts) = block.experts {
-            with("expert-model-parallel-size", &mesh.expert);
-            with("num-experts", &experts.count);
-            with("moe-router-topk", &experts.per_token);
-            with("moe-ffn-hidden-size", &block.intermediate);
-            with("moe-token-dispatcher-type", &DISPATCHER);
-            if experts.shared > 0 {
-                with("moe-shared-expert-intermediate-size", &experts.shared);
-            }
-        }
-        if let Some(layout) = &self.layout {
-            with("pipeline-model-parallel-layout", layout);
-        }
         with("num-layers", &self.model.layers);
         with("hidden-size", &block.hidden);
         with("ffn-hidden-size", &block.intermediate);
@@ -146,11 +130,35 @@ impl<'a> Settings<'a> {
             ("fp16", workload.precision == Precision::Fp16),
         ];
         all.extend(switches.iter().filter(|(_, on)| *on).map(|(name, _)| format!("--{name}")));
-        if workload.precision == Precision::Fp8 {
-            all.push(format!("--fp8-format {FP8}"));
-        }
+        let text = |value: Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        all.extend(self.divided().into_iter().map(|(name, _, value)| format!("--{name} {}", text(value))));
         if let Some(clip) = workload.clip_norm {
             all.push(format!("--clip-grad {}", clip.get()));
+        }
+        all
+    }
+
+    /// The settings of divided sequences, of experts and of products in 8 bits: the arguments, the fields of the
+    /// configuration and their values.
+    fn divided(&self) -> Vec<(&'static str, &'static str, Value)> {
+        let (block, mesh) = (&self.model.block, self.mesh());
+        let mut all = Vec::new();
+        if mesh.context > 1 {
+            all.push(("context-parallel-size", "context_parallel_size", json!(mesh.context)));
+        }
+        if let Some(experts) = block.experts {
+            all.extend([
+                ("expert-model-parallel-size", "expert_model_parallel_size", json!(mesh.expert)),
+                ("num-experts", "num_moe_experts", json!(experts.count)),
+                ("moe-router-topk", "moe_router_topk", json!(experts.per_token)),
+                ("moe-ffn-hidden-size", "moe_ffn_hidden_size", json!(block.intermediate)),
+                ("moe-token-dispatcher-type", "moe_token_dispatcher_type", json!(DISPATCHER)),
+            ]);
+            let shared = ("moe-shared-expert-intermediate-size", "moe_shared_expert_intermediate_size");
+            all.extend((experts.shared > 0).then(|| (shared.0, shared.1, json!(experts.shared))));
+        }
+        if self.workload.precision == Precision::Fp8 {
+            all.push(("fp8-format", "fp8", json!(FP8)));
         }
         all
     }
@@ -175,23 +183,8 @@ impl<'a> Settings<'a> {
             "tensor_model_parallel_size": mesh.tensor(), "sequence_parallel": mesh.sequence,
             "pipeline_model_parallel_size": self.pipeline(), "bf16": bf16, "fp16": fp16, "params_dtype": half,
         });
-        let mut more = Map::new();
-        if workload.precision == Precision::Fp8 {
-            more.insert("fp8".into(), json!(FP8));
-        }
-        if mesh.context > 1 {
-            more.insert("context_parallel_size".into(), json!(mesh.context));
-        }
-        if let Some(experts) = block.experts {
-            more.insert("expert_model_parallel_size".into(), json!(mesh.expert));
-            more.insert("num_moe_experts".into(), json!(experts.count));
-            more.insert("moe_router_topk".into(), json!(experts.per_token));
-            more.insert("moe_ffn_hidden_size".into(), json!(block.intermediate));
-            more.insert("moe_token_dispatcher_type".into(), json!(DISPATCHER));
-            if experts.shared > 0 {
-                more.insert("moe_shared_expert_intermediate_size".into(), json!(experts.shared));
-            }
-        }
+        let mut more: Map<String, Value> =
+            self.divided().into_iter().map(|(_, field, value)| (field.to_owned(), value)).collect();
         if let Some(layout) = &self.layout {
             more.insert("pipeline_model_parallel_layout".into(), json!(layout));
             more.insert("pipeline_dtype".into(), json!(half));

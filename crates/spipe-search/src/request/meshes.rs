@@ -8,7 +8,7 @@
 use super::{runtimes::has_foreign_gpus, spelling::Spelling};
 use crate::error::SearchError;
 use spipe_base::DeviceId;
-use spipe_cost::{CostError, Mode, Workload};
+use spipe_cost::{CostError, CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Mesh, Sharding, System, Team, Update, check_mesh};
@@ -64,7 +64,7 @@ impl Meshes {
         let computer = |device: DeviceId| hardware.devices()[device].node;
         let is_near = |team: &Team| team.windows(2).all(|pair| computer(pair[0]) == computer(pair[1]));
         let degrees = Degrees { sharding: Some(Sharding::Optimizer), ..Degrees::default() };
-        let all = degrees.dividing((model, hardware), workloads, &gpus);
+        let all = degrees.holding((model, hardware), workloads, &gpus);
         meshes
             .all
             .extend(all.into_iter().filter(|mesh| !mesh.is_single() && mesh.replicas.iter().flatten().all(is_near)));
@@ -95,7 +95,9 @@ impl Degrees {
             return Ok(Meshes::single(systems.to_vec()));
         }
         if let Some(Sharding::Parameters { .. }) = self.sharding {
-            if let Some((name, _)) = self.named().into_iter().find(|(_, degree)| degree.is_some_and(|degree| degree > 1)) {
+            if let Some((name, _)) =
+                self.named().into_iter().find(|(_, degree)| degree.is_some_and(|degree| degree > 1))
+            {
                 let message = format!("sharded parameters are not planned with {}", spelling.setting(name));
                 let hint = format!(
                     "leave it out; `option pin shards=N` sets the GPUs of {}",
@@ -143,13 +145,27 @@ impl Degrees {
         if let (Some(tensor), Some(pipeline), Some(data)) = (self.tensor, self.pipeline, self.data) {
             check_mesh(hardware, &self.mesh(&gpus, [tensor, pipeline, data])).map_err(SearchError::Infeasible)?;
         }
-        let all = self.dividing((model, hardware), workloads, &gpus);
+        let all = self.holding((model, hardware), workloads, &gpus);
         if all.is_empty() {
             let message =
                 format!("no mesh of these degrees divides `{}` and its batch on `{}`", model.name(), hardware.name());
             return Err(SearchError::request(message, "leave degrees out, so that they are searched"));
         }
         Ok(all)
+    }
+
+    /// The meshes of these degrees. Where no degree of contexts is given, and no device of any mesh holds a layer with the
+    /// activations of a microbatch, sequences are divided among as few devices as it takes.
+    fn holding(&self, (model, hardware): (&Model, &Hardware), workloads: &[Workload], gpus: &[DeviceId]) -> Vec<Mesh> {
+        let with = |context| Self { context, ..*self }.dividing((model, hardware), workloads, gpus);
+        // Teams of many devices hold most.
+        let holds = |all: &Vec<Mesh>| all.iter().rev().any(|mesh| holds_layers((model, hardware), workloads, mesh));
+        let all = with(self.context);
+        if self.context.is_some() || all.is_empty() || holds(&all) {
+            return all;
+        }
+        let contexts = (1..u64::BITS).map(|power| 1 << power).take_while(|context| *context <= gpus.len() as u64);
+        contexts.map(|context| with(Some(context))).find(holds).unwrap_or(all)
     }
 
     /// The meshes of these degrees that divide the model and the microbatches of some workload, and have like devices at
@@ -181,7 +197,7 @@ impl Degrees {
         Vec::new()
     }
 
-    /// The mesh of a shape. Sequences and experts are not divided unless that is asked for: both add exchanges, and each
+    /// The mesh of a shape. Sequences and experts are not divided unless these degrees say so: both add exchanges, and each
     /// degree would double the meshes of a search.
     fn mesh(&self, gpus: &[DeviceId], [tensor, pipeline, data]: [u64; 3]) -> Mesh {
         let (context, expert) = (self.context.unwrap_or(1), self.expert.unwrap_or(1));
@@ -336,6 +352,24 @@ fn nearest(degree: u64, most: u64, divides: impl Fn(u64) -> bool) -> String {
     let above = (degree + 1..=most).find(|other| divides(*other));
     let both: Vec<String> = below.iter().chain(&above).map(u64::to_string).collect();
     if both.is_empty() { "1".into() } else { both.join(" or ") }
+}
+
+/// Whether a device of a mesh holds each layer by itself, with the activations of a microbatch of some workload; its
+/// optimizer may be elsewhere.
+fn holds_layers((model, hardware): (&Model, &Hardware), workloads: &[Workload], mesh: &Mesh) -> bool {
+    let Some(lead) = mesh.leads().next() else { return false };
+    let usable = hardware.memories()[hardware.devices()[lead].memory].usable();
+    let smallest =
+        workloads.iter().filter(|of| of.microbatches.is_multiple_of(mesh.data())).min_by_key(|of| of.microbatch);
+    let table = smallest.and_then(|workload| CostTable::on(model, hardware, workload, mesh).ok());
+    let fits = |table: CostTable| {
+        let need = |layer| {
+            let memory = table.memory(layer, lead);
+            memory.parameters + memory.gradients + memory.saved + memory.workspace
+        };
+        table.layers().all(|layer| need(layer) <= usable)
+    };
+    table.is_some_and(fits)
 }
 
 /// The GPUs in the machine's order.
