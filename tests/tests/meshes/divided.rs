@@ -212,6 +212,23 @@ fn long_sequences_fit_where_devices_divide_them() {
     assert_eq!([[1, 8, 1, 1], [1, 2, 1, 4], [1, 1, 1, 8]].map(on), [true, true, false]);
 }
 
+/// Sequences are divided where no device holds a layer otherwise, among as few as it takes, and nowhere else.
+#[test]
+fn sequences_are_divided_where_nothing_else_fits() {
+    let (model, hardware) = (model("llama2-7b"), machine("a100-80g-x8-nvlink"));
+    let contexts = |seq_len, degrees: Degrees| {
+        let workloads = [Workload { seq_len, ..workload(8) }];
+        let all = degrees.meshes((&model, &hardware), &workloads, Spelling::default()).unwrap();
+        let mut contexts: Vec<u64> = all.iter().map(|mesh| mesh.context).collect();
+        contexts.dedup();
+        contexts
+    };
+    let narrow = Degrees { tensor: Some(1), ..Degrees::default() };
+    let lengths = [4096, 131_072, 524_288, 1 << 20];
+    assert_eq!(lengths.map(|length| contexts(length, narrow)), [[1], [1], [2], [4]]);
+    assert_eq!(contexts(4096, Degrees { context: Some(8), ..narrow }), [8]);
+}
+
 /// Mixtral fits on sixteen GPUs of which eight divide its experts, and not on as many replicas that hold all of them.
 #[test]
 fn experts_fit_where_devices_divide_them() {

@@ -30,33 +30,34 @@ impl Hops {
         let (hardware, alone) = (context.hardware, context.cost.shows_all());
         let count = groups.first().map_or(0, Vec::len);
         let Some(lead) = team.first().filter(|_| count > 1) else { return Ok(Self::default()) };
-        let mut passes: BTreeMap<(usize, LinkId), usize> = BTreeMap::new();
+        let mut passes: BTreeMap<([usize; 2], LinkId), usize> = BTreeMap::new();
         let (mut of_lead, mut shares, mut apart) = (Vec::new(), 1, false);
         for group in groups {
             let rings = rings(hardware, group);
             (shares, apart) = (rings.len(), is_apart(hardware, group));
             for (at, ring) in rings.iter().enumerate() {
-                // Those of one ring run by themselves if all are shown, and beside all others if one is.
-                let at = if alone { at } else { 0 };
                 let hops = ring.iter().zip(ring.iter().cycle().skip(1));
                 for (from, to) in hops.filter(|(_, to)| !alone || team.contains(to)) {
+                    // Those of one ring into one member run by themselves if all are shown, and beside all others if one is.
+                    let place = group.iter().filter(|device| team.contains(device)).position(|device| device == to);
+                    let at = if alone { [at, place.unwrap_or(0)] } else { [0; 2] };
                     let way = way(hardware, [*from, *to])?;
                     way.links.iter().for_each(|link| *passes.entry((at, *link)).or_default() += 1);
                     of_lead.extend(group.contains(lead).then_some((at, way)));
                 }
             }
         }
-        let rate = |(at, route): &(usize, &Route)| {
+        let rate = |(at, route): &([usize; 2], &Route)| {
             let shared = |link: &LinkId| hardware.links()[*link].bandwidth.get() / passes[&(*at, *link)] as f64;
             route.links.iter().map(shared).chain(route.rate_cap.map(|cap| cap.get())).fold(f64::INFINITY, f64::min)
         };
         if !alone {
-            let order = |one: &(usize, &Route), other: &(usize, &Route)| {
+            let order = |one: &([usize; 2], &Route), other: &([usize; 2], &Route)| {
                 rate(one).total_cmp(&rate(other)).then(other.1.latency.cmp(&one.1.latency))
             };
             of_lead = of_lead.into_iter().min_by(order).into_iter().collect();
         }
-        let channels = |(at, route): (usize, &Route)| {
+        let channels = |(at, route): ([usize; 2], &Route)| {
             let often = route.links.iter().flat_map(|link| std::iter::repeat_n(*link, passes[&(at, *link)]));
             (often.collect(), route.clone())
         };
