@@ -76,6 +76,9 @@ impl<'a> Settings<'a> {
         let mut with = |name: &str, value: &dyn ToString| all.push(format!("--{name} {}", value.to_string()));
         with("tensor-model-parallel-size", &mesh.tensor());
         with("pipeline-model-parallel-size", &self.pipeline());
+        if let Some(layout) = &self.layout {
+            with("pipeline-model-parallel-layout", layout);
+        }
         with("num-layers", &self.model.layers);
         with("hidden-size", &block.hidden);
         with("ffn-hidden-size", &block.intermediate);
