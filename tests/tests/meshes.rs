@@ -1,5 +1,8 @@
 //! Meshes: one replica stands for all, and the closed form of tensor and data parallelism.
 
+#[path = "meshes/divided.rs"]
+mod divided;
+
 use spipe_base::{DeviceId, LayerRange, SimTime};
 use spipe_cost::{Mode, Parallelism, Workload};
 use spipe_hardware::{Hardware, NetworkFile, Runtime};
@@ -40,7 +43,7 @@ fn workload(microbatches: u64) -> Workload {
 fn mesh([tensor, pipeline, data]: [usize; 3], sharding: Sharding) -> Mesh {
     let team = |at: usize| -> Team { (at * tensor..(at + 1) * tensor).map(DeviceId::from).collect() };
     let replica = |replica: usize| (0..pipeline).map(|stage| team(stage * data + replica)).collect();
-    Mesh { replicas: (0..data).map(replica).collect(), sharding, sequence: false }
+    Mesh { replicas: (0..data).map(replica).collect(), sharding, ..Mesh::default() }
 }
 
 /// Stages of about as many layers on the leads of a mesh, `chunks` on each.

@@ -43,12 +43,31 @@ impl<'a> Rings<'a> {
     /// # Errors
     /// Two neighbours of a ring are not connected.
     pub fn of<'g>(hardware: &'a Hardware, groups: impl IntoIterator<Item = &'g [DeviceId]>) -> Result<Self, CostError> {
+        Self::through(hardware, groups, |group| rings(hardware, group))
+    }
+
+    /// One ring of each of `groups`, in the given order: each device hands whole tensors to the next one.
+    ///
+    /// # Errors
+    /// Two neighbours of a ring are not connected.
+    pub fn single<'g>(
+        hardware: &'a Hardware,
+        groups: impl IntoIterator<Item = &'g [DeviceId]>,
+    ) -> Result<Self, CostError> {
+        Self::through(hardware, groups, |group| vec![group.to_vec()])
+    }
+
+    fn through<'g>(
+        hardware: &'a Hardware,
+        groups: impl IntoIterator<Item = &'g [DeviceId]>,
+        rings: impl Fn(&[DeviceId]) -> Vec<Vec<DeviceId>>,
+    ) -> Result<Self, CostError> {
         let mut routes = Vec::new();
         let (mut members, mut apart) = (1, false);
         for group in groups.into_iter().filter(|group| group.len() > 1) {
             members = members.max(group.len());
             apart |= is_apart(hardware, group);
-            let rings = rings(hardware, group);
+            let rings = rings(group);
             for ring in &rings {
                 for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
                     routes.push((group.len(), rings.len(), route(hardware, [*from, *to])?));
@@ -71,6 +90,12 @@ impl<'a> Rings<'a> {
             }
         }
         Ok(Self { hardware, members, apart, hops })
+    }
+
+    /// The time in which each device hands `bytes` to the next one.
+    pub fn step(&self, bytes: Bytes) -> Seconds {
+        let time = |hop: &Hop| Seconds::s(bytes.as_f64() / hop.rate) + hop.latency;
+        self.hops.iter().map(time).fold(Seconds::ZERO, Seconds::max)
     }
 
     /// The time of a collective of `bytes` in the whole, in each group.

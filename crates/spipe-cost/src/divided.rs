@@ -1,17 +1,26 @@
 //! The table of a mesh: what each member of a team computes, holds and exchanges.
 //!
 //! - Tensor parallelism: a member has a part of the matrices of every layer ([`Layer::shard`](spipe_model::Layer::shard)).
-//!   A block sums its output of b·s·h numbers over the team twice in the forward and twice in the backward, an embedding
-//!   once in the forward, a head once in the backward (Shoeybi et al. 2019, arXiv 1909.08053, section 3). Nothing overlaps
-//!   with these sums, so that they are part of the time of a pass.
-//! - Sequence parallelism: each of these sums is a reduce-scatter and an all-gather, and all activations are divided
-//!   (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
-//! - A divided optimizer state: each replica steps its part of the parameters (Rajbhandari et al. 2020, ZeRO, section 5).
+//! - Sequence parallelism: all activations are divided, too (Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2).
+//! - Context parallelism: a member has an even part of the tokens of each sequence, and slots for the keys and values of
+//!   others (Liu et al. 2023, arXiv 2310.01889).
+//! - Expert parallelism: a member has an even part of the experts (Lepikhin et al. 2020, GShard, arXiv 2006.16668).
+//! - A divided optimizer state: each holder of the same parameters steps its part of them (Rajbhandari et al. 2020, ZeRO,
+//!   section 5).
+//!
+//! The times of exchanges are in [`exchanges`](crate::exchanges).
 
-use crate::{CostError, CostTable, LayerMemory, LayerTime, Mesh, Rings, Workload, parallel, times::attending};
-use spipe_base::{Bytes, LayerId, Seconds};
-use spipe_hardware::{CollectiveKind, Hardware};
+use crate::{
+    CostError, CostTable, LayerMemory, Mesh, Mode, Workload,
+    exchanges::{Exchanges, key_value_bytes},
+};
+use spipe_base::{Bytes, LayerId};
+use spipe_hardware::Hardware;
 use spipe_model::Model;
+
+/// The blocks of keys and values of other members that a member holds: one that it uses and one that arrives, each with
+/// its gradients in the backward.
+const BLOCKS_OF_KEYS: u64 = 4;
 
 impl CostTable {
     /// Computes the table of `model` on the teams of `mesh` for `workload`. Its own workload is that of one replica,
@@ -29,52 +38,42 @@ impl CostTable {
     }
 }
 
+/// The model of which each member of a team has a part: of its sequences and experts, and of its matrices too.
+///
+/// # Errors
+/// Sequences, experts or matrices that are not divisible.
+fn parts(model: &Model, workload: &Workload, mesh: &Mesh) -> Result<[Model; 2], CostError> {
+    let name = |layer: LayerId| model.layers()[layer].name.clone();
+    let (tensor, context, expert) = (mesh.tensor(), mesh.context, mesh.expert);
+    mesh.check_sequences(workload)?;
+    mesh.check_experts(model)?;
+    let part = model.with_sequences_divided(context);
+    let part = part.map_err(|layer| CostError::Tokens { layer: name(layer), context })?;
+    let part = part.with_experts_divided(expert);
+    let part = part.map_err(|layer| CostError::Experts { layer: name(layer), expert })?;
+    let shard = part.shard(tensor).map_err(|layer| CostError::Team { layer: name(layer), tensor })?;
+    Ok([part, shard])
+}
+
 /// The table of one replica of `mesh`, whose workload is `workload`.
 fn of_replica(
     (model, hardware): (&Model, &Hardware),
     workload: &Workload,
     mesh: &Mesh,
 ) -> Result<CostTable, CostError> {
-    let tensor = mesh.tensor();
-    let refused = |layer: LayerId| CostError::Team { layer: model.layers()[layer].name.clone(), tensor };
-    let part = model.shard(tensor).map_err(refused)?;
-    let mut table = CostTable::new(&part, hardware, workload)?;
-    if tensor > 1 {
-        let whole = mesh.sequence.then(|| CostTable::new(model, hardware, workload)).transpose()?;
-        add_sums(&mut table, (&part, hardware), mesh)?;
-        if let Some(whole) = whole {
-            divide_activations(&mut table, &whole, tensor);
-        }
+    let [part, shard] = parts(model, workload, mesh)?;
+    let mut table = CostTable::new(&shard, hardware, workload)?;
+    Exchanges::of(&table, hardware, mesh)?.add_to(&mut table, &shard);
+    if mesh.sequence && mesh.tensor() > 1 {
+        let whole = CostTable::new(&part, hardware, workload)?;
+        divide_activations(&mut table, &whole, mesh.tensor());
     }
-    divide_state(&mut table, mesh.state_parts());
-    table.set_mesh(mesh);
+    if mesh.context > 1 {
+        add_blocks_of_keys(&mut table, &shard);
+    }
+    table.set_mesh(mesh, &shard);
+    divide_state(&mut table);
     Ok(table)
-}
-
-/// Adds the sums over teams to the passes.
-fn add_sums(table: &mut CostTable, (part, hardware): (&Model, &Hardware), mesh: &Mesh) -> Result<(), CostError> {
-    let rings = Rings::of(hardware, mesh.replicas.iter().flatten().map(Vec::as_slice))?;
-    let workload = attending(table.workload(), hardware.runtime());
-    let sum = |bytes: Bytes| match mesh.sequence {
-        true => rings.time(CollectiveKind::ReduceScatter, bytes) + rings.time(CollectiveKind::AllGather, bytes),
-        false => rings.time(CollectiveKind::AllReduce, bytes),
-    };
-    let storage = mesh.leads().next().map_or(workload.precision, |lead| table.storage(lead));
-    table.each_time(|layer, time| {
-        let layer = &part.layers()[layer];
-        let once = sum(parallel::output_of(layer, &workload, storage));
-        let [forward, backward] = parallel::reductions(layer, workload.mode).map(|count| once * count as f64);
-        exchanging(time, forward, backward)
-    });
-    Ok(())
-}
-
-/// A layer's passes with the time of their sums.
-fn exchanging(time: LayerTime, forward: Seconds, backward: Seconds) -> LayerTime {
-    let longer = time.forward + forward;
-    // What a selective recompute repeats has no sums in it.
-    let share = if longer > Seconds::ZERO { time.selective_share * (time.forward / longer) } else { 0.0 };
-    LayerTime { forward: longer, backward_input: time.backward_input + backward, selective_share: share, ..time }
 }
 
 /// Divides activations by tokens. Products still see all tokens of a microbatch: workspaces stay.
@@ -92,14 +91,27 @@ fn divide_activations(table: &mut CostTable, whole: &CostTable, tensor: u64) {
     });
 }
 
-/// Divides the optimizer's state and its steps among replicas.
-fn divide_state(table: &mut CostTable, parts: u64) {
-    if parts == 1 {
+/// Adds the slots of keys and values of other members to what blocks need while they compute.
+fn add_blocks_of_keys(table: &mut CostTable, part: &Model) {
+    let workload = *table.workload();
+    let storage = table.devices().map(|device| table.storage(device)).collect::<Vec<_>>();
+    let slots = if workload.mode == Mode::Train { BLOCKS_OF_KEYS } else { BLOCKS_OF_KEYS / 2 };
+    table.each_memory(|(layer, device), memory| {
+        let layer = &part.layers()[layer];
+        let bytes = |block| key_value_bytes((layer, block), &workload, storage[device.index()]) * slots;
+        LayerMemory { workspace: memory.workspace + layer.as_block().map_or(Bytes::ZERO, bytes), ..memory }
+    });
+}
+
+/// Divides the optimizer's state and its steps among the holders of the same parameters.
+fn divide_state(table: &mut CostTable) {
+    if table.mesh().state_parts() == 1 {
         return;
     }
-    table.each_memory(|_, memory| {
+    let of = table.clone();
+    table.each_memory(|(layer, _), memory| {
         let own = memory.optimizer.saturating_sub(memory.undivided);
-        LayerMemory { optimizer: memory.undivided + Bytes::new(own.get().div_ceil(parts)), ..memory }
+        LayerMemory { optimizer: memory.undivided + of.state_part(layer, own), ..memory }
     });
-    table.divide_steps(parts);
+    table.divide_steps();
 }

@@ -41,6 +41,49 @@ pub enum CostError {
         /// The members of a team.
         tensor: u64,
     },
+    /// A sequence would not be two chunks of as many tokens on each device.
+    #[error("{seq_len} tokens cannot be divided evenly among {context} devices, in two chunks for each")]
+    Sequence {
+        /// The tokens of a sequence.
+        seq_len: u64,
+        /// The devices that divide them.
+        context: u64,
+    },
+    /// The tokens of a layer are not divided.
+    #[error("the tokens of layer `{layer}` cannot be divided among {context} devices")]
+    Tokens {
+        /// The layer's name.
+        layer: String,
+        /// The devices that divide them.
+        context: u64,
+    },
+    /// Only training divides sequences.
+    #[error("sequences are divided among devices in training alone")]
+    NoTraining,
+    /// Devices cannot share the experts of a layer.
+    #[error("the experts of layer `{layer}` cannot be divided evenly among {expert} devices")]
+    Experts {
+        /// The layer's name.
+        layer: String,
+        /// The devices that divide them.
+        expert: u64,
+    },
+    /// There are no experts to divide.
+    #[error("`{model}` has no experts to divide among {expert} devices")]
+    NoExperts {
+        /// The model's name.
+        model: String,
+        /// The devices that would divide them.
+        expert: u64,
+    },
+    /// The devices that hold the same layers are not as many groups.
+    #[error("{holders} devices that hold the same layers are no groups of {expert} that divide experts")]
+    ExpertGroups {
+        /// The devices that hold the same layers.
+        holders: u64,
+        /// The devices of a group.
+        expert: u64,
+    },
     /// Two devices that exchange data have no route between them.
     #[error("`{from}` and `{to}` are not connected")]
     Apart {

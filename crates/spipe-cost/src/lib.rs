@@ -31,11 +31,13 @@
 #![doc = include_str!("../ADAPTERS.md")]
 
 mod added;
+mod all_to_all;
 mod bound;
 pub mod collectives;
 mod data;
 mod divided;
 mod error;
+pub mod exchanges;
 mod formats;
 mod groups;
 mod launches;
@@ -53,6 +55,7 @@ mod training;
 mod words;
 mod workload;
 
+pub use all_to_all::AllToAll;
 pub use bound::{BOUND_ROUNDING, layer_time, least_iteration, least_time};
 pub use collectives::Rings;
 pub use data::{DataShape, PaddingShare};
@@ -67,4 +70,4 @@ pub use parallel::{ParallelCost, ParallelError, Parallelism, all_reduce};
 pub use table::CostTable;
 pub use times::{LayerTime, Source};
 pub use training::check_training;
-pub use workload::{ClipNorm, MOST_TOKENS, Mode, Workload, check_batch, compute_type};
+pub use workload::{ClipNorm, MOST_TOKENS, Mode, Workload, check_batch, compute_type, product_type};

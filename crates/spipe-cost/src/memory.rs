@@ -206,7 +206,8 @@ const CHUNKS: u64 = 8;
 /// a fused loss (Megatron-LM, `vocab_parallel_cross_entropy`).
 fn logits(layer: &Layer, workload: &Workload) -> Bytes {
     let LayerKind::Head(head) = &layer.kind else { return Bytes::ZERO };
-    let rows = if head.every_token { workload.longest_batch().tokens() } else { workload.microbatch };
+    let tokens = || layer.batch(workload.longest_batch()).tokens();
+    let rows = if head.every_token { tokens() } else { workload.microbatch };
     Bytes::new(4u64.saturating_mul(rows).saturating_mul(head.classes))
 }
 

@@ -264,7 +264,9 @@ pub(crate) fn reductions(layer: &Layer, mode: Mode) -> [u64; 2] {
 /// Returns the bytes that a layer reduces: its output, or for a head the gradient of its input.
 pub(crate) fn output_of(layer: &Layer, workload: &Workload, precision: Precision) -> Bytes {
     match layer.kind {
-        LayerKind::Head(head) => Bytes::new(workload.longest_batch().tokens() * head.hidden * precision.bytes()),
+        LayerKind::Head(head) => {
+            Bytes::new(layer.batch(workload.longest_batch()).tokens() * head.hidden * precision.bytes())
+        }
         _ => output(layer, workload, precision),
     }
 }

@@ -3,7 +3,7 @@
 use crate::{
     CostError, LayerMemory, LayerTime, Mesh, Mode, Workload, compute_type,
     steps::StepWork,
-    times::{attending, layer_time},
+    times::{attending_in, layer_time},
     workload::storage,
 };
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
@@ -30,6 +30,8 @@ pub struct CostTable {
     storage: IdVec<DeviceId, Precision>,
     bandwidths: IdVec<DeviceId, BytesPerSecond>,
     mesh: Mesh,
+    /// By layer, the parameters of experts of a mesh that divides them, and all parameters; zeros without such experts.
+    experts: IdVec<LayerId, [u64; 2]>,
     /// Whether programs have all replicas of the mesh, instead of one that stands for all.
     shows_all: bool,
 }
@@ -60,6 +62,7 @@ impl CostTable {
             storage: hardware.devices().iter().map(|device| storage(device, workload.precision)).collect(),
             bandwidths: hardware.devices().iter().map(|device| device.memory_bandwidth).collect(),
             mesh: Mesh::default(),
+            experts: model.layers().iter().map(|_| [0; 2]).collect(),
             shows_all: false,
         };
         for (id, layer) in model.layers().enumerate() {
@@ -86,7 +89,7 @@ impl CostTable {
     ) -> Result<(), CostError> {
         let layer = &model.layers()[id];
         let runtime = hardware.runtime();
-        let workload = attending(&self.workload, runtime);
+        let workload = attending_in(layer, &self.workload, runtime);
         let times: Vec<_> = runs.each(|device| layer_time(layer, device, (&workload, runtime))).collect();
         if times.iter().all(Option::is_none) {
             return Err(CostError::Nowhere { layer: layer.name.clone(), hardware: hardware.name().into() });
@@ -99,10 +102,12 @@ impl CostTable {
     }
 
     /// Replaces the times of each kind of layer on each device, given one layer of the kind.
-    pub(crate) fn each_time(&mut self, change: impl Fn(LayerId, LayerTime) -> LayerTime) {
+    pub(crate) fn each_time(&mut self, change: impl Fn((LayerId, DeviceId), LayerTime) -> LayerTime) {
         for (kind, row) in self.times.iter_mut().enumerate() {
             let Some((layer, _)) = self.kind_of.enumerate().find(|(_, of)| **of == kind) else { continue };
-            row.iter_mut().flatten().for_each(|time| *time = change(layer, *time));
+            for (at, time) in row.iter_mut().enumerate() {
+                *time = time.map(|time| change((layer, at.into()), time));
+            }
         }
     }
 
@@ -115,12 +120,34 @@ impl CostTable {
     }
 
     /// Divides the parameters that a device steps.
-    pub(crate) fn divide_steps(&mut self, parts: u64) {
-        self.trained.iter_mut().for_each(|trained| *trained = trained.div_ceil(parts));
+    pub(crate) fn divide_steps(&mut self) {
+        for layer in self.layers() {
+            self.trained[layer] = self.state_part(layer, Bytes::new(self.trained[layer])).get();
+        }
     }
 
-    pub(crate) fn set_mesh(&mut self, mesh: &Mesh) {
+    /// Sets the mesh, of which `part` has what a member holds.
+    pub(crate) fn set_mesh(&mut self, mesh: &Mesh, part: &Model) {
+        let of = |layer: &Layer| match layer.as_block() {
+            Some(block) if mesh.expert > 1 => [block.expert_parameters(), layer.parameters],
+            _ => [0; 2],
+        };
+        self.experts = part.layers().iter().map(of).collect();
         self.mesh = mesh.clone();
+    }
+
+    /// Returns the part of `bytes`, which belong to the parameters of `layer` in proportion, that belongs to experts which
+    /// devices divide.
+    pub fn of_experts(&self, layer: LayerId, bytes: Bytes) -> Bytes {
+        let [experts, all] = self.experts[layer].map(u128::from);
+        let part = (u128::from(bytes.get()) * experts).checked_div(all).unwrap_or(0);
+        Bytes::new(u64::try_from(part).unwrap_or(u64::MAX))
+    }
+
+    /// Returns the part of `bytes` of a layer's optimizer that a device has; all of them if the optimizer is not divided.
+    pub fn state_part(&self, layer: LayerId, bytes: Bytes) -> Bytes {
+        let experts = self.of_experts(layer, bytes);
+        if self.mesh.state_parts() == 1 { bytes } else { self.mesh.holders_part([bytes - experts, experts]) }
     }
 
     /// Returns the workload of one replica.

@@ -6,6 +6,7 @@ use crate::{
     compute_type,
     launches::launches,
     memory::selected,
+    product_type,
     roofline::{Roofline, UNFUSED},
     workload::storage,
 };
@@ -80,19 +81,60 @@ fn passes(layer: &Layer, device: &Device, (workload, runtime): (&Workload, &Runt
     }
 }
 
+/// Returns the same for `layer`: divided sequences have the blocks of a fused kernel.
+pub(crate) fn attending_in(layer: &Layer, workload: &Workload, runtime: &Runtime) -> Workload {
+    match layer.sequence_parts {
+        1 => attending(workload, runtime),
+        _ => Workload { attention: Attention::Fused, ..*workload },
+    }
+}
+
+/// The attention kernel of a layer. The blocks of a ring are those of a fused kernel, whose parts are joined by the sums
+/// of their rows (Liu et al. 2023, arXiv 2310.01889, section 3).
+fn kernel(layer: &Layer, runtime: &Runtime) -> AttentionKernel {
+    match runtime.attention() {
+        AttentionKernel::Materialised if layer.sequence_parts > 1 => AttentionKernel::Flash2,
+        kernel => kernel,
+    }
+}
+
+fn roofline<'a>(layer: &Layer, device: &'a Device, (workload, runtime): (&Workload, &'a Runtime)) -> Roofline<'a> {
+    Roofline {
+        device,
+        data_type: compute_type(device, workload.precision),
+        products: match layer.kind {
+            LayerKind::Block(_) => product_type(device, workload.precision),
+            _ => compute_type(device, workload.precision),
+        },
+        element: storage(device, workload.precision).bytes(),
+        attention: workload.attention,
+        kernel: kernel(layer, runtime),
+        runtime,
+        passes: passes(layer, device, (workload, runtime)),
+    }
+}
+
+/// Returns the times of a layer's attention alone in the forward and in the backward, by the roofline.
+pub(crate) fn attention_times(
+    layer: &Layer,
+    device: &Device,
+    (workload, runtime): (&Workload, &Runtime),
+) -> Option<[Seconds; 2]> {
+    let workload = attending_in(layer, workload, runtime);
+    let roofline = roofline(layer, device, (&workload, runtime));
+    let work = work(layer, &workload);
+    let time = |ops: &[Op]| -> Option<Seconds> {
+        ops.iter().filter(|op| matches!(op, Op::Attention { .. })).map(|op| roofline.time(op)).sum()
+    };
+    Some([time(&work.forward)?, time(&work.backward_input)?])
+}
+
 pub(crate) fn layer_time(
     layer: &Layer,
     device: &Device,
     (workload, runtime): (&Workload, &Runtime),
 ) -> Option<LayerTime> {
-    let roofline = Roofline {
-        device,
-        data_type: compute_type(device, workload.precision),
-        element: storage(device, workload.precision).bytes(),
-        attention: workload.attention,
-        runtime,
-        passes: passes(layer, device, (workload, runtime)),
-    };
+    let roofline = roofline(layer, device, (workload, runtime));
     let work = work(layer, workload);
     let Added { work: more, converting } = Added::of(layer, workload, &roofline);
     let (times, source) = times(layer, workload, &work, &roofline)?;
@@ -202,7 +244,7 @@ fn measured(layer: &Layer, workload: &Workload, roofline: &Roofline<'_>) -> Opti
         Mode::Train | Mode::Infer => layer.own_signature(workload.batch()),
         Mode::Generate => layer.generate_signature(workload.batch()),
     };
-    roofline.device.layer_time(&signature, roofline.data_type)
+    roofline.device.layer_time(&signature, roofline.products)
 }
 
 /// Returns the times of forward, backward-input and backward-weight with their source. When

@@ -203,7 +203,7 @@ pub fn compute_type(device: &Device, precision: Precision) -> DataType {
     match &device.kind {
         DeviceKind::Gpu if device.peak.contains_key(&asked) => asked,
         DeviceKind::Socket { vector_extensions, .. }
-            if precision == Precision::Bf16
+            if asked == DataType::Bf16
                 && device.peak.contains_key(&DataType::Bf16)
                 && vector_extensions
                     .iter()
@@ -213,6 +213,13 @@ pub fn compute_type(device: &Device, precision: Precision) -> DataType {
         }
         _ => DataType::F32,
     }
+}
+
+/// Returns the data type of the matrix products of blocks: 8 bits if `precision` asks for them and `device` has a peak for
+/// them, otherwise that in which it computes.
+pub fn product_type(device: &Device, precision: Precision) -> DataType {
+    let narrow = precision == Precision::Fp8 && device.is_gpu() && device.peak.contains_key(&DataType::Fp8);
+    if narrow { DataType::Fp8 } else { compute_type(device, precision) }
 }
 
 /// Returns the precision in which `device` stores parameters and activations.

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use spipe_base::{Bytes, DeviceId, LayerId, Seconds};
-use spipe_cost::{CostTable, Mode, Source, Workload, compute_type};
+use spipe_cost::{CostTable, Mode, Source, Workload, compute_type, product_type};
 use spipe_hardware::{DataType, Hardware};
 use spipe_model::{Attention, Model, Op, Precision, Recompute};
 
@@ -33,8 +33,8 @@ fn machine(extra: &str) -> Hardware {
     let text = format!(
         "format-version = 1\nname = \"test\"\n{}{}\
          [[gpu]]\nname = \"gpu0\"\nmemory = \"24 GiB\"\nmemory-bandwidth = \"1 TB/s\"\nlaunch-floor = \"10 us\"\n\
-         peak = {{ bf16 = \"100 TFLOP/s\", f16 = \"100 TFLOP/s\", f32 = \"50 TFLOP/s\" }}\nsource = \"made up\"\n\
-         matmul = {{ bf16 = [[\"1 FLOP\", \"50 TFLOP/s\"]] }}\nelementwise = [[\"1 B\", \"500 GB/s\"]]\n{extra}\
+         peak = {{ bf16 = \"100 TFLOP/s\", f16 = \"100 TFLOP/s\", f32 = \"50 TFLOP/s\", fp8 = \"200 TFLOP/s\" }}\nsource = \"made up\"\n\
+         matmul = {{ bf16 = [[\"1 FLOP\", \"50 TFLOP/s\"]], fp8 = [[\"1 FLOP\", \"100 TFLOP/s\"]] }}\nelementwise = [[\"1 B\", \"500 GB/s\"]]\n{extra}\
          [[link]]\nname = \"pcie0\"\nbetween = [\"gpu0\", \"dram0\"]\nbandwidth = \"25 GB/s\"\n\
          [[link]]\nname = \"upi\"\nbetween = [\"dram0\", \"dram1\"]\nbandwidth = \"40 GB/s\"\n",
         socket("cpu0", "\"avx512\", \"amx-bf16\""),
@@ -68,6 +68,30 @@ fn a_layer_takes_the_sum_of_its_operations() {
     assert!((time.backward().get() - backward).abs() < 1e-12);
     assert_eq!(time.source, Source::Roofline);
     assert!(cost.time(block, PLAIN).unwrap().forward > time.forward, "a socket is slower");
+}
+
+/// Products in 8 bits have their own rate, and read half the bytes of their operands, after the rows are cast.
+#[test]
+fn narrow_products_have_their_own_rate() {
+    let (model, hardware, workload) = (model("gpt2"), machine(""), workload(Precision::Fp8));
+    let cost = CostTable::new(&model, &hardware, &workload).unwrap();
+    let by_hand = |op: &Op| {
+        let elements = op.elements_moved(Attention::Fused) as f64;
+        let (moved, rate, cast) = match *op {
+            Op::MatMul { m, n, k, .. } => (elements + (m * n) as f64, 100e12, 3.0 * (m * k) as f64),
+            _ => (elements * 2.0, 50e12, 0.0),
+        };
+        let busy = (moved / 500e9).max(op.flops().get() / rate) + cast / 500e9;
+        10e-6 * f64::from(op.kernels(Attention::Fused)) + busy
+    };
+    let (block, head) = (LayerId::new(1), LayerId::new(13));
+    let forward: f64 = model.layers()[block].work(workload.batch()).forward.iter().map(by_hand).sum();
+    assert!((cost.time(block, GPU).unwrap().forward.get() - forward).abs() < 1e-12);
+    let wide = CostTable::new(&model, &hardware, &Workload { precision: Precision::Bf16, ..workload }).unwrap();
+    assert_eq!(cost.time(head, GPU), wide.time(head, GPU), "heads stay in 16 bits");
+    assert_eq!(cost.time(block, AMX), wide.time(block, AMX), "sockets have no such products");
+    assert_eq!(cost.memory(block, GPU), wide.memory(block, GPU));
+    assert_eq!(product_type(&hardware.devices()[GPU], Precision::Fp8), DataType::Fp8);
 }
 
 #[test]

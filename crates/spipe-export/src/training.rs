@@ -3,7 +3,7 @@
 use crate::Modules;
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::{Base, BaseFormat, Formats, Mode, Optimizer};
-use spipe_model::{Layer, Lora, Matrix, Model, Tensor};
+use spipe_model::{Layer, Lora, Matrix, Model, Precision, Tensor};
 use spipe_plan::Plan;
 
 /// The formats of a base that bitsandbytes stores and trains adapters on.
@@ -31,13 +31,19 @@ impl Training {
             faults.push(Diagnostic::error(format!("the plan has {what}, which this export does not have")).hint(hint));
         };
         let workload = context.workload();
-        match [context.mesh().tensor(), context.mesh().data()] {
-            [1, 1] => {}
-            [1, data] => refuse(&format!("{data} replicas of a pipeline"), "plan with `option data-parallel 1`"),
-            [tensor, _] => {
-                let what = format!("teams of {tensor} devices that share layers");
-                refuse(&what, "plan with `option tensor-parallel 1`");
-            }
+        let mesh = context.mesh();
+        let degrees = [
+            (mesh.tensor(), "teams of devices that share layers", "tensor-parallel"),
+            (mesh.context, "sequences that devices divide", "context-parallel"),
+            (mesh.expert, "experts that devices divide", "expert-parallel"),
+            (mesh.data(), "replicas of a pipeline", "data-parallel"),
+        ];
+        if let Some((degree, what, option)) = degrees.into_iter().find(|(degree, ..)| *degree > 1) {
+            let hint = format!("plan with `option {option} 1`, or see whether `command export megatron` takes it");
+            refuse(&format!("{what} (degree {degree})"), &hint);
+        }
+        if workload.precision == Precision::Fp8 {
+            refuse("products in 8 bits", "`command export megatron` takes them, or plan with `option precision bf16`");
         }
         if !workload.recompute_ops.is_empty() {
             let what = format!("recomputed operations ({})", workload.recompute_ops);

@@ -30,11 +30,13 @@ pub enum Precision {
     Fp16,
     /// IEEE 754 binary32.
     Fp32,
+    /// bfloat16, with the matrix products of blocks in 8 bits where a device has a rate for them.
+    Fp8,
 }
 
 impl Precision {
     /// Every precision.
-    pub const ALL: [Self; 3] = [Self::Bf16, Self::Fp16, Self::Fp32];
+    pub const ALL: [Self; 4] = [Self::Bf16, Self::Fp16, Self::Fp32, Self::Fp8];
 
     /// Returns the name used on the command line and in files.
     pub const fn name(self) -> &'static str {
@@ -42,21 +44,22 @@ impl Precision {
             Self::Bf16 => "bf16",
             Self::Fp16 => "fp16",
             Self::Fp32 => "fp32",
+            Self::Fp8 => "fp8",
         }
     }
 
     /// Returns the bytes of one number.
     pub const fn bytes(self) -> u64 {
         match self {
-            Self::Bf16 | Self::Fp16 => 2,
+            Self::Bf16 | Self::Fp16 | Self::Fp8 => 2,
             Self::Fp32 => 4,
         }
     }
 
-    /// Returns the data type for which hardware files state a peak rate.
+    /// Returns the data type of parameters and activations, for which hardware files state a peak rate.
     pub const fn data_type(self) -> DataType {
         match self {
-            Self::Bf16 => DataType::Bf16,
+            Self::Bf16 | Self::Fp8 => DataType::Bf16,
             Self::Fp16 => DataType::F16,
             Self::Fp32 => DataType::F32,
         }

@@ -43,6 +43,7 @@ fn layer(block: Block) -> Layer {
         tied_to: None,
         tied_parameters: 0,
         tokens: None,
+        sequence_parts: 1,
         trains: true,
         adaptation: None,
         needs_backward: true,

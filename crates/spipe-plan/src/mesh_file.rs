@@ -8,7 +8,7 @@ use spipe_hardware::Hardware;
 use std::collections::BTreeSet;
 
 /// A mesh in plan files.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct MeshFile {
     /// The devices of each replica: `gpu0`, or teams such as `gpu0+gpu1 gpu2+gpu3`; by default one replica, or as many
@@ -25,10 +25,16 @@ pub struct MeshFile {
     /// Whether the members of a team divide activations by tokens, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sequence: bool,
+    /// The members of a team that divide the tokens of each sequence, each with those that share its matrices.
+    #[serde(default = "one")]
+    pub context: u64,
+    /// The devices with the same part of the same stages that divide the experts of each layer.
+    #[serde(default = "one")]
+    pub expert: u64,
     /// The number of replicas. For information only, like the three that follow: they follow from replicas and stages.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<u64>,
-    /// The devices of a team.
+    /// The devices of a team that share matrices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tensor: Option<u64>,
     /// The teams of a replica that have stages.
@@ -64,6 +70,11 @@ pub enum ShardingName {
     Parameters,
 }
 
+/// A degree of parallelism that is left out.
+const fn one() -> u64 {
+    1
+}
+
 impl Default for ShardingFile {
     fn default() -> Self {
         Self::Named(ShardingName::None)
@@ -92,6 +103,8 @@ impl MeshFile {
             sharding: ShardingFile::Named(name),
             resident,
             sequence: mesh.sequence,
+            context: mesh.context,
+            expert: mesh.expert,
             data: Some(mesh.data()),
             tensor: Some(mesh.tensor()),
             pipeline: Some(stages.len() as u64),
@@ -112,6 +125,6 @@ impl MeshFile {
             ShardingFile::Named(ShardingName::Parameters) => Sharding::Parameters { resident: self.resident },
             ShardingFile::Table(sharding) => sharding,
         };
-        Ok(Mesh { replicas, sharding, sequence: self.sequence })
+        Ok(Mesh { replicas, sharding, sequence: self.sequence, context: self.context, expert: self.expert })
     }
 }

@@ -16,8 +16,8 @@ use spipe_base::{
     Bytes, DeviceId, Diagnostic, MemoryId, Seconds, StageId,
     readable::{percent, ranges},
 };
-use spipe_cost::{BaseFormat, DataShape, Formats, GradientFormat, Mode, Optimizer, Source, Workload};
-use spipe_hardware::Device;
+use spipe_cost::{BaseFormat, DataShape, Formats, GradientFormat, Mode, Optimizer, Source, Workload, product_type};
+use spipe_hardware::{DataType, Device};
 use spipe_model::{LayerKind, Precision};
 use std::collections::BTreeMap;
 
@@ -63,17 +63,25 @@ pub fn beyond_execution(context: &Context<'_>, executed: Executed<'_>) -> Option
     planned_only(context, parts, executed)
 }
 
-/// The answer about a mesh that no execution has: replicas of a pipeline that trains all its parameters are executed.
-fn beyond_replicas(context: &Context<'_>) -> Option<String> {
+/// The answers about a mesh that no execution has: replicas of a pipeline that trains all its parameters are executed.
+fn beyond_replicas(context: &Context<'_>) -> Vec<String> {
     let (mesh, trains) = (context.mesh(), context.workload().mode == Mode::Train);
-    match mesh.data() {
-        _ if mesh.tensor() > 1 => Some(format!("teams of {} devices that share layers", mesh.tensor())),
-        1 => None,
-        data if !trains || context.model.lora().is_some() => {
-            Some(format!("{data} replicas of a model whose own parameters are not trained"))
-        }
-        _ => None,
-    }
+    let untrained = !trains || context.model.lora().is_some();
+    let answers = [
+        (mesh.tensor() > 1, format!("teams of {} devices that share layers", mesh.tensor())),
+        (mesh.context > 1, format!("sequences that {} devices divide (context parallelism)", mesh.context)),
+        (mesh.expert > 1, format!("experts that {} devices divide (expert parallelism)", mesh.expert)),
+        (
+            mesh.data() > 1 && untrained,
+            format!("{} replicas of a model whose own parameters are not trained", mesh.data()),
+        ),
+    ];
+    answers.into_iter().filter(|(has, _)| *has).map(|(_, answer)| answer).collect()
+}
+
+/// Whether several devices compute one layer, which other engines do.
+fn shares_layers(context: &Context<'_>) -> bool {
+    context.mesh().members() > 1 || context.mesh().expert > 1
 }
 
 fn repeated(context: &Context<'_>) -> Option<String> {
@@ -84,6 +92,7 @@ fn repeated(context: &Context<'_>) -> Option<String> {
 /// The refusal of `parts`, and of optimizers and formats that are planned only.
 fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Executed<'_>) -> Option<Diagnostic> {
     let workload = context.workload();
+    parts.extend((workload.precision == Precision::Fp8).then(|| "products in 8 bits (precision fp8)".to_owned()));
     let formats = &workload.formats;
     if let Some(base) = formats.base.filter(|base| !executed.bases.contains(&base.format)) {
         parts.push(format!("a base stored as {base}"));
@@ -101,7 +110,10 @@ fn planned_only(context: &Context<'_>, mut parts: Vec<String>, executed: Execute
         }
     }
     let message = format!("the plan has {}, which is planned and simulated only", parts.join(", "));
-    let hint = "plan without these options to run it; `command simulate` predicts the plan as it is";
+    let hint = match shares_layers(context) || workload.precision == Precision::Fp8 {
+        true => "`command export megatron` has Megatron run it; `command simulate` predicts the plan as it is",
+        false => "plan without these options to run it; `command simulate` predicts the plan as it is",
+    };
     (!parts.is_empty()).then(|| Diagnostic::error(message).hint(hint))
 }
 
@@ -113,7 +125,11 @@ const STARVES: f64 = 1.25;
 /// their profile has no rate for that type.
 pub fn precision_remark(context: &Context<'_>, placement: &Placement) -> Option<Diagnostic> {
     let wanted = context.workload().precision;
-    let wider = |device: &DeviceId| !context.is_cpu(*device) && context.cost.storage(*device) != wanted;
+    let wider = |device: &DeviceId| {
+        let multiplies = product_type(&context.hardware.devices()[*device], wanted);
+        let has = if wanted == Precision::Fp8 { multiplies == DataType::Fp8 } else { multiplies == wanted.data_type() };
+        !context.is_cpu(*device) && !has
+    };
     let devices: Vec<DeviceId> = placement.computing().into_iter().filter(wider).collect();
     let stored = context.cost.storage(*devices.first()?);
     let names = ranges(devices.iter().map(|device| context.hardware.devices()[*device].name.as_str()));

@@ -1,8 +1,8 @@
 //! The stages of other replicas than the first, and of other members of a team than its lead.
 
 use crate::{Context, Placement, Stage};
-use spipe_base::{DeviceId, MemoryId};
-use spipe_cost::Mesh;
+use spipe_base::{Bytes, DeviceId, MemoryId};
+use spipe_cost::{LayerMemory, Mesh};
 
 impl Context<'_> {
     /// The mesh on whose teams stages are placed. A mesh with sharded parameters is the placement's own.
@@ -15,6 +15,18 @@ impl Context<'_> {
     pub fn runners(&self, lead: DeviceId) -> Vec<DeviceId> {
         let runners: Vec<DeviceId> = self.mesh().peers(lead).flatten().copied().collect();
         if runners.is_empty() { vec![lead] } else { runners }
+    }
+
+    /// The bytes that `part` counts of a stage's layers: those of all parameters but experts that devices divide, and
+    /// those of such experts.
+    pub fn by_holders(&self, stage: &Stage, part: impl Fn(&LayerMemory) -> Bytes) -> [Bytes; 2] {
+        let of = |layer| {
+            let bytes = part(self.cost.memory(layer, stage.lead()));
+            let experts = self.cost.of_experts(layer, bytes);
+            [bytes - experts, experts]
+        };
+        let all = stage.layers.iter().map(of);
+        all.fold([Bytes::ZERO; 2], |[rest, experts], [more, of_experts]| [rest + more, experts + of_experts])
     }
 
     /// `stage` of the first replica as `device`, which runs it too, has it: data in a host memory near the lead is in

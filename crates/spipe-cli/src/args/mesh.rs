@@ -21,6 +21,13 @@ pub struct Mesh {
     /// Replicas that share the batch (data parallelism)
     #[arg(long, value_name = "N", visible_alias = "dp")]
     pub data_parallel: Option<u64>,
+    /// GPUs that divide the tokens of each sequence (context parallelism, ring attention). If left out, 1 unless no
+    /// GPU holds a layer otherwise
+    #[arg(long, value_name = "N", visible_alias = "cp")]
+    pub context_parallel: Option<u64>,
+    /// GPUs that divide the experts of each layer (expert parallelism), among those of replicas and contexts; 1 if left out
+    #[arg(long, value_name = "N", visible_alias = "ep")]
+    pub expert_parallel: Option<u64>,
     /// Equal computers, of which the profile describes one
     #[arg(long, value_name = "N")]
     pub nodes: Option<u32>,
@@ -66,6 +73,8 @@ impl Mesh {
             tensor: self.tensor_parallel,
             pipeline: self.pipeline_parallel,
             data: self.data_parallel,
+            context: self.context_parallel,
+            expert: self.expert_parallel,
             sequence: self.sequence_parallel,
             sharding: match self.sharding {
                 None => None,

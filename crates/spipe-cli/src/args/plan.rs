@@ -48,7 +48,7 @@ pub struct Plan {
     #[arg(long, default_value = "adamw")]
     pub optimizer: Optimizer,
     /// Data type of parameters and activations. With fp16, losses are scaled, and the optimizer
-    /// waits until all gradients are known to be finite
+    /// waits until all gradients are known to be finite. fp8 is bf16 with the products of blocks in 8 bits
     #[arg(long, default_value = "bf16")]
     pub precision: Precision,
     /// Clip the gradients to this global norm: the optimizer waits for all of them

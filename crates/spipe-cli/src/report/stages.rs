@@ -99,13 +99,22 @@ fn on_mesh(context: &Context<'_>) -> (String, String) {
     if mesh.is_single() {
         return Default::default();
     }
-    let teams = match (mesh.tensor(), mesh.sequence) {
-        (1, _) => String::new(),
-        (tensor, false) => format!(" on teams of {tensor} GPUs"),
-        (tensor, true) => format!(" on teams of {tensor} GPUs, which divide sequences too"),
+    let teams = match (mesh.members(), mesh.context, mesh.sequence) {
+        (1, ..) => String::new(),
+        (members, 1, false) => format!(" on teams of {members} GPUs"),
+        (members, 1, true) => format!(" on teams of {members} GPUs, which divide sequences too"),
+        (members, parts, false) => format!(" on teams of {members} GPUs with {parts} parts of each sequence"),
+        (members, parts, true) => {
+            format!(" on teams of {members} GPUs with {parts} parts of each sequence, which divide those too")
+        }
+    };
+    let experts = match mesh.expert {
+        1 => String::new(),
+        parts => format!(", experts divided among {parts} GPUs"),
     };
     let replicas = match (mesh.data(), mesh.state_parts()) {
-        (1, _) => String::new(),
+        (1, 1) => String::new(),
+        (1, parts) => format!(", the optimizer in {parts} parts"),
         (data, 1) => format!(", {data} replicas"),
         (data, _) => format!(", {data} replicas with a part of the optimizer each"),
     };
@@ -114,7 +123,7 @@ fn on_mesh(context: &Context<'_>) -> (String, String) {
     let teams_of = |teams: &Vec<Team>| teams.iter().map(row).collect::<Vec<_>>().join(", ");
     let shown = mesh.replicas.first().map(teams_of).unwrap_or_default();
     (
-        format!("{teams}{replicas}"),
+        format!("{teams}{replicas}{experts}"),
         format!(
             "\nStages are on the teams of the first replica ({shown}); rows name their first GPUs, and all members of all replicas hold as much.\n"
         ),

@@ -328,7 +328,7 @@ const fn dtype(precision: Precision) -> DType {
     match precision {
         Precision::Fp32 => DType::F32,
         Precision::Fp16 => DType::F16,
-        Precision::Bf16 => DType::BF16,
+        Precision::Bf16 | Precision::Fp8 => DType::BF16,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use spipe_base::{Diagnostic, Faults};
 use spipe_cost::{Formats, GradientFormat, Mode, Optimizer};
-use spipe_model::{Architecture, Mlp, Norm, Positions, QkNorm, Transformer};
+use spipe_model::{Architecture, Block, Mlp, Norm, Positions, Precision, QkNorm, Transformer};
 use spipe_plan::{GradientsLeave, OrderKind, Plan, Sharding, Update, Weights};
 
 /// The decoder of a plan that Megatron can run.
@@ -48,6 +48,15 @@ pub fn check(plan: &Plan) -> Result<&Transformer, Faults> {
         );
     }
     let workload = context.workload();
+    if context.model.experts() > 0 {
+        let (mesh, half) = (context.mesh(), workload.precision == Precision::Fp16);
+        if mesh.tensor() > 1 && !mesh.sequence {
+            refuse("its teams share experts, but not activations", "plan with `option sequence-parallel`");
+        }
+        if mesh.expert > 1 && half {
+            refuse("its experts are divided in fp16", "plan with `option precision bf16`");
+        }
+    }
     if workload.mode != Mode::Train {
         refuse("the script trains, and the plan is for inference", "plan with `option mode train`");
     }
@@ -77,7 +86,14 @@ pub fn check(plan: &Plan) -> Result<&Transformer, Faults> {
 /// The first property of a decoder that this export has no words for.
 fn peculiarity(model: &Transformer) -> Option<&'static str> {
     let block = &model.block;
+    // Experts in all blocks have words.
+    let alike = Transformer { block: Block { experts: None, ..model.block }, ..model.clone() };
     let words = [
+        (!model.dense_layers.is_empty(), "some of its blocks have no experts"),
+        (
+            block.experts.is_some_and(|experts| experts.router_bias || experts.shared_gate),
+            "its router has a bias, or its shared expert a gate",
+        ),
         (model.mtp_layers > 0, "its model predicts further tokens"),
         (matches!(block.mlp, Mlp::GegluTanh | Mlp::Relu), "its feed-forward network is neither SwiGLU nor GELU"),
         (matches!(block.positions, Positions::Alibi | Positions::None), "its positions are neither learned nor rotary"),
@@ -90,5 +106,5 @@ fn peculiarity(model: &Transformer) -> Option<&'static str> {
         (!matches!(block.norm, Norm::RmsNorm | Norm::LayerNorm), "its norms are neither RMSNorm nor LayerNorm"),
         (block.sliding_window.is_some(), "its attention has a window"),
     ];
-    model.peculiarity().or_else(|| words.into_iter().find(|(holds, _)| *holds).map(|(_, word)| word))
+    alike.peculiarity().or_else(|| words.into_iter().find(|(holds, _)| *holds).map(|(_, word)| word))
 }

@@ -8,6 +8,13 @@ use spipe_model::{LayerKind, Mlp, Norm, Positions, Precision, Transformer};
 use spipe_plan::{Context, Layout, Mesh, Placement, Plan, Sharding};
 use std::collections::BTreeSet;
 
+/// The formats of products in 8 bits: more mantissa in the forward, more exponent for gradients (Micikevicius et al. 2022,
+/// arXiv 2209.05433).
+const FP8: &str = "hybrid";
+
+/// How Megatron exchanges the tokens of experts: an all-to-all is what plans count.
+const DISPATCHER: &str = "alltoall";
+
 /// The settings of a plan.
 pub struct Settings<'a> {
     context: Context<'a>,
@@ -121,13 +128,40 @@ impl<'a> Settings<'a> {
             ("sequence-parallel", mesh.sequence),
             ("use-distributed-optimizer", self.divides_optimizer()),
             ("overlap-grad-reduce", false),
-            ("accumulate-allreduce-grads-in-fp32", workload.precision == Precision::Bf16),
-            ("bf16", workload.precision == Precision::Bf16),
+            ("accumulate-allreduce-grads-in-fp32", stores_bf16(workload.precision)),
+            ("bf16", stores_bf16(workload.precision)),
             ("fp16", workload.precision == Precision::Fp16),
         ];
         all.extend(switches.iter().filter(|(_, on)| *on).map(|(name, _)| format!("--{name}")));
+        let text = |value: Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        all.extend(self.divided().into_iter().map(|(name, _, value)| format!("--{name} {}", text(value))));
         if let Some(clip) = workload.clip_norm {
             all.push(format!("--clip-grad {}", clip.get()));
+        }
+        all
+    }
+
+    /// The settings of divided sequences, of experts and of products in 8 bits: the arguments, the fields of the
+    /// configuration and their values.
+    fn divided(&self) -> Vec<(&'static str, &'static str, Value)> {
+        let (block, mesh) = (&self.model.block, self.mesh());
+        let mut all = Vec::new();
+        if mesh.context > 1 {
+            all.push(("context-parallel-size", "context_parallel_size", json!(mesh.context)));
+        }
+        if let Some(experts) = block.experts {
+            all.extend([
+                ("expert-model-parallel-size", "expert_model_parallel_size", json!(mesh.expert)),
+                ("num-experts", "num_moe_experts", json!(experts.count)),
+                ("moe-router-topk", "moe_router_topk", json!(experts.per_token)),
+                ("moe-ffn-hidden-size", "moe_ffn_hidden_size", json!(block.intermediate)),
+                ("moe-token-dispatcher-type", "moe_token_dispatcher_type", json!(DISPATCHER)),
+            ]);
+            let shared = ("moe-shared-expert-intermediate-size", "moe_shared_expert_intermediate_size");
+            all.extend((experts.shared > 0).then(|| (shared.0, shared.1, json!(experts.shared))));
+        }
+        if self.workload.precision == Precision::Fp8 {
+            all.push(("fp8-format", "fp8", json!(FP8)));
         }
         all
     }
@@ -136,9 +170,9 @@ impl<'a> Settings<'a> {
     pub fn to_json(&self) -> Value {
         let (block, mesh, workload) = (&self.model.block, self.mesh(), &self.workload);
         let half = match workload.precision {
-            Precision::Bf16 => "bfloat16",
+            Precision::Bf16 | Precision::Fp8 => "bfloat16",
             Precision::Fp16 => "float16",
-            _ => "float32",
+            Precision::Fp32 => "float32",
         };
         let (bf16, fp16) = (half == "bfloat16", half == "float16");
         let dropout = if block.dropout { 0.1 } else { 0.0 };
@@ -152,7 +186,8 @@ impl<'a> Settings<'a> {
             "tensor_model_parallel_size": mesh.tensor(), "sequence_parallel": mesh.sequence,
             "pipeline_model_parallel_size": self.pipeline(), "bf16": bf16, "fp16": fp16, "params_dtype": half,
         });
-        let mut more = Map::new();
+        let mut more: Map<String, Value> =
+            self.divided().into_iter().map(|(_, field, value)| (field.to_owned(), value)).collect();
         if let Some(layout) = &self.layout {
             more.insert("pipeline_model_parallel_layout".into(), json!(layout));
             more.insert("pipeline_dtype".into(), json!(half));
@@ -174,7 +209,7 @@ impl<'a> Settings<'a> {
         json!({
             "format-version": 1,
             "megatron-core": super::VERSION,
-            "world-size": mesh.tensor() * self.pipeline() * mesh.data(),
+            "world-size": mesh.members() * self.pipeline() * mesh.data(),
             "transformer": transformer,
             "ddp": { "use_distributed_optimizer": divided, "grad_reduce_in_fp32": bf16, "overlap_grad_reduce": false },
             "optimizer": {
@@ -206,6 +241,8 @@ impl<'a> Settings<'a> {
             ("sequence", if mesh.sequence { " with sequences divided" } else { "" }.into()),
             ("pipeline", self.pipeline().to_string()),
             ("data", mesh.data().to_string()),
+            ("context", mesh.context.to_string()),
+            ("expert", mesh.expert.to_string()),
             ("layout", self.layout.clone().unwrap_or_else(|| "one".into())),
             ("recompute", recompute),
             ("batch", workload.global_batch().to_string()),
@@ -232,6 +269,11 @@ impl<'a> Settings<'a> {
     fn optimizer(&self) -> &'static str {
         if self.workload.optimizer == Optimizer::Sgd { "sgd" } else { "adam" }
     }
+}
+
+/// Whether parameters are in bf16.
+fn stores_bf16(precision: Precision) -> bool {
+    matches!(precision, Precision::Bf16 | Precision::Fp8)
 }
 
 /// The recompute of a placement in Megatron's words: of all blocks, or of as many first blocks in each chunk.

@@ -64,6 +64,21 @@ class Megatron(unittest.TestCase):
         with open(os.path.join(folder, "arguments.txt"), encoding="utf-8") as file:
             return settings, [line.split() for line in file]
 
+    def refused(self, path):
+        """Why a plan is not exported, in one line."""
+        done = subprocess.run([SPIPE, "export", "megatron", path, "-o", os.path.join(self.root, "no")], capture_output=True, text=True)
+        self.assertNotEqual(done.returncode, 0)
+        self.assertFalse(os.path.exists(os.path.join(self.root, "no")))
+        return re.sub(r"\s+", " ", done.stderr)
+
+    def unknown(self, arguments):
+        """Arguments that the script does not have."""
+        with open(os.path.join(HERE, "megatron-arguments.txt"), encoding="utf-8") as file:
+            known = {line.strip() for line in file if line.startswith("--")}
+        names = [words[0] for words in arguments]
+        self.assertEqual(len(names), len(set(names)))
+        return set(names) - known
+
     def test_classes_take_the_values(self):
         for model, common in MODELS.items():
             for mesh, options in MESHES.items():
@@ -84,21 +99,39 @@ class Megatron(unittest.TestCase):
                         self.assertEqual(layout.count("|") + 1, mesh[1])
 
     def test_arguments_are_those_of_the_script(self):
-        with open(os.path.join(HERE, "megatron-arguments.txt"), encoding="utf-8") as file:
-            known = {line.strip() for line in file if line.startswith("--")}
         for model, mesh in (("llama2-7b", (2, 2, 2)), ("gpt2", (1, 4, 2))):
             path = self.planned(model, mesh, *MODELS[model], "--sharding", "optimizer", "--clip-norm", "1")
-            _, arguments = self.exported(path)
-            names = [words[0] for words in arguments]
-            self.assertEqual(set(names) - known, set())
-            self.assertEqual(len(names), len(set(names)))
+            self.assertEqual(self.unknown(self.exported(path)[1]), set())
+
+    def test_sequences_and_experts_are_divided(self):
+        path = self.planned("llama2-7b", (2, 2, 1), "--precision", "bf16", "--cp", 2, "--sharding", "optimizer")
+        settings, arguments = self.exported(path)
+        transformer, _, _ = configured(settings)
+        self.assertEqual((transformer.context_parallel_size, settings["world-size"]), (2, 8))
+        self.assertIn(["--context-parallel-size", "2"], arguments)
+        large = ["--precision", "bf16", "--seq-len", 4096, "--nodes", 2, "--network", "8x400Gb"]
+        divided = [*large, "--ep", 8, "--sharding", "optimizer"]
+        path = self.planned("mixtral-8x7b", (2, 1, 8), *divided, "--sequence-parallel", machine="h100-80g-x8-nvlink")
+        settings, arguments = self.exported(path)
+        transformer, _, _ = configured(settings)
+        degrees = (transformer.expert_model_parallel_size, transformer.num_moe_experts, transformer.moe_router_topk)
+        self.assertEqual((degrees, settings["world-size"]), ((8, 8, 2), 16))
+        self.assertEqual(self.unknown(arguments), set())
+        path = self.planned("mixtral-8x7b", (2, 1, 8), *divided, machine="h100-80g-x8-nvlink")
+        self.assertIn("plan with `--sequence-parallel`", self.refused(path))
+
+    def test_products_are_in_eight_bits(self):
+        options = ["--precision", "fp8", "--sharding", "optimizer"]
+        path = self.planned("llama2-7b", (2, 2, 2), *options, machine="h100-80g-x8-nvlink")
+        settings, arguments = self.exported(path)
+        transformer, _, _ = configured(settings)
+        self.assertEqual((transformer.fp8, transformer.bf16), ("hybrid", True))
+        self.assertIn(["--fp8-format", "hybrid"], arguments)
+        self.assertEqual(self.unknown(arguments), set())
 
     def test_what_megatron_cannot_do_is_refused(self):
         path = self.planned("llama2-7b", (2, 4, 1), "--precision", "bf16", system="zb-h1")
-        done = subprocess.run([SPIPE, "export", "megatron", path, "-o", os.path.join(self.root, "no")], capture_output=True, text=True)
-        self.assertNotEqual(done.returncode, 0)
-        self.assertRegex(re.sub(r"\s+", " ", done.stderr), "Megatron runs 1F1B.*nearest: `--system 1f1b` or `interleaved-1f1b`")
-        self.assertFalse(os.path.exists(os.path.join(self.root, "no")))
+        self.assertRegex(self.refused(path), "Megatron runs 1F1B.*nearest: `--system 1f1b` or `interleaved-1f1b`")
 
 
 if __name__ == "__main__":

@@ -172,14 +172,14 @@ impl Adaptation {
     /// have no adapter. The output of the attention is kept by the attention itself.
     pub(crate) fn unsaved(&self, block: &Block, batch: Batch, precision: Precision) -> u64 {
         use Matrix::{Down, Gate, GateUp, Key, Query, QueryKeyValue, Up, Value};
-        let (tokens, networks) = (batch.tokens(), block.networks_per_token());
+        let tokens = batch.tokens();
         let unread = |matrices: &[Matrix], elements: u64| if self.reads(matrices) { 0 } else { elements };
         let elements = [
-            unread(&[Query, Key, Value, QueryKeyValue], block.hidden),
-            unread(&[Gate, Up, GateUp], block.hidden),
-            unread(&[Down], networks * block.intermediate),
+            unread(&[Query, Key, Value, QueryKeyValue], product(&[tokens, block.hidden])),
+            unread(&[Gate, Up, GateUp], product(&[tokens, block.hidden])),
+            unread(&[Down], product(&[block.rows(tokens), block.intermediate])),
         ];
-        product(&[tokens, sum(&elements), precision.bytes()])
+        product(&[sum(&elements), precision.bytes()])
     }
 
     /// Returns the bytes that the adapters save: their inner vectors; with dropout its mask (one byte)

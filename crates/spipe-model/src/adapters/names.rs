@@ -209,7 +209,7 @@ impl Block {
 
     /// Returns outputs, inputs and number of a matrix of the block: one for each expert.
     pub(crate) fn shape(&self, matrix: Matrix) -> [u64; 3] {
-        let networks = self.experts.map_or(1, |experts| experts.count);
+        let networks = self.experts.map_or(1, |experts| experts.held());
         match matrix {
             Query => [self.query_width(), self.hidden, 1],
             Key | Value => [self.kv_width(), self.hidden, 1],

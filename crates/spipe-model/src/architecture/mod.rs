@@ -173,6 +173,7 @@ impl Layers {
             tied_to: None,
             tied_parameters: 0,
             tokens: self.tokens,
+            sequence_parts: 1,
             trains: true,
             adaptation: None,
             needs_backward: true,

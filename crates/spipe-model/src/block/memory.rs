@@ -73,16 +73,14 @@ impl Block {
         // The inputs of norms behind the branches.
         let behind = if matches!(self.norms, NormPlaces::After | NormPlaces::Around) { 2 } else { 0 };
         let residual = (streams + behind) * self.hidden;
-        let networks = self.networks_per_token();
-        let gathered = if self.experts.is_some() { 2 * networks * self.hidden } else { 0 };
-        let inner = self.mlp.inputs() * self.inner_width();
         let attend = self.qkv_width() + self.attended_width() + self.latent_width();
-        product(&[batch.tokens(), residual + attend + gathered + inner])
+        let inner = product(&[self.mlp.inputs(), self.inner_elements(batch.tokens())]);
+        sum(&[product(&[batch.tokens(), residual + attend]), self.gathered_elements(batch.tokens()), inner])
     }
 
     /// Elements that norms and the activation function recompute from the kept ones.
     fn cheap_elements(&self, batch: Batch) -> u64 {
-        product(&[batch.tokens(), self.normalised_width() + self.inner_width()])
+        sum(&[product(&[batch.tokens(), self.normalised_width()]), self.inner_elements(batch.tokens())])
     }
 
     /// Width of the outputs of norms that are kept for the products behind them.
@@ -150,9 +148,7 @@ impl Block {
     /// The peak of gradients, with `inner` gradients of the intermediate width.
     fn largest_gradients(&self, (batch, precision, attention): (Batch, Precision, Attention), inner: u64) -> Bytes {
         let tokens = batch.tokens();
-        let networks = self.networks_per_token();
-        let gathered = if self.experts.is_some() { 2 * networks * self.hidden } else { 0 };
-        let mlp = product(&[tokens, inner * self.inner_width() + gathered]);
+        let mlp = sum(&[product(&[inner, self.inner_elements(tokens)]), self.gathered_elements(tokens)]);
         let scores = match attention {
             Attention::Fused => 0,
             Attention::Materialised => product(&[2, self.scores(batch)]),

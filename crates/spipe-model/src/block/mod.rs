@@ -13,6 +13,7 @@ pub use operation::{Operation, Operations};
 pub use parts::Linear;
 pub use rotary::{RotaryFrequencies, RotaryScaling, Yarn};
 
+use crate::work::{product, sum};
 use serde::{Deserialize, Serialize};
 
 /// The shapes and options of a transformer block.
@@ -188,6 +189,8 @@ pub struct Experts {
     pub shared_gate: bool,
     /// Whether the router has a bias (gpt-oss, DeepSeek-V3).
     pub router_bias: bool,
+    /// The devices that divide the experts, each of which has as many: 1 or more.
+    pub devices: u32,
 }
 
 /// The modulation of a block's branches by a time step and a class.
@@ -248,7 +251,7 @@ impl Mlp {
 impl Experts {
     /// Creates experts without a network that all tokens share.
     pub const fn new(count: u64, per_token: u64) -> Self {
-        Self { count, per_token, shared: 0, shared_gate: false, router_bias: false }
+        Self { count, per_token, shared: 0, shared_gate: false, router_bias: false, devices: 1 }
     }
 }
 
@@ -321,15 +324,20 @@ impl Block {
         self.sliding_window.map_or(seq_len, |window| window.min(seq_len))
     }
 
-    /// Returns the number of feed-forward networks that each token passes through, besides a shared
-    /// one.
-    pub fn networks_per_token(&self) -> u64 {
-        self.experts.map_or(1, |experts| experts.per_token)
+    /// Returns the rows of the feed-forward networks for `tokens`, besides those of a shared network: one for each
+    /// network that a token passes through.
+    pub fn rows(&self, tokens: u64) -> u64 {
+        self.experts.map_or(tokens, |experts| experts.rows(tokens))
     }
 
-    /// Returns the inner width of the feed-forward networks that each token passes through, a shared
-    /// one included.
-    pub fn inner_width(&self) -> u64 {
-        self.networks_per_token() * self.intermediate + self.experts.map_or(0, |experts| experts.shared)
+    /// Returns the elements inside the feed-forward networks for `tokens`, a shared network included.
+    pub fn inner_elements(&self, tokens: u64) -> u64 {
+        let shared = self.experts.map_or(0, |experts| experts.shared);
+        sum(&[product(&[self.rows(tokens), self.intermediate]), product(&[tokens, shared])])
+    }
+
+    /// Returns the elements of the inputs of experts, gathered for them, and of their outputs.
+    pub(crate) fn gathered_elements(&self, tokens: u64) -> u64 {
+        if self.experts.is_some() { product(&[2, self.rows(tokens), self.hidden]) } else { 0 }
     }
 }

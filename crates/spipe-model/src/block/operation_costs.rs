@@ -29,26 +29,29 @@ impl Block {
         (batch, precision, attention): (Batch, Precision, Attention),
     ) -> Bytes {
         let when = |operation, elements: u64| if operations.has(operation) { elements } else { 0 };
-        let experts = if self.experts.is_some() { 2 * self.networks_per_token() * self.hidden } else { 0 };
+        let inner = self.inner_elements(batch.tokens());
         let gates = self.mlp.inputs().saturating_sub(1);
         let behind = u64::from(matches!(self.norms, NormPlaces::After | NormPlaces::Around));
         let stream = u64::from(!self.parallel_residual);
-        let elements = sum(&[
+        let width = sum(&[
             when(Operation::Attention, self.attended_width()),
             when(Operation::Norms, self.normalised_width()),
-            when(Operation::Activation, self.inner_width()),
-            when(Operation::Gate, gates * self.inner_width()),
-            when(Operation::Up, self.inner_width()),
-            when(Operation::Mlp, experts),
             when(Operation::Qkv, self.qkv_width() + self.latent_width()),
             when(Operation::Output, (stream + behind) * self.hidden),
         ]);
+        let elements = sum(&[
+            product(&[batch.tokens(), width]),
+            when(Operation::Activation, inner),
+            when(Operation::Gate, product(&[gates, inner])),
+            when(Operation::Up, inner),
+            when(Operation::Mlp, self.gathered_elements(batch.tokens())),
+        ]);
         let scores = when(Operation::Attention, self.score_bytes(batch, precision, attention));
-        Bytes::new(sum(&[product(&[batch.tokens(), elements, precision.bytes()]), scores]))
+        Bytes::new(sum(&[product(&[elements, precision.bytes()]), scores]))
     }
 
-    /// Returns the forward of `operations`, which the backward repeats.
-    pub(crate) fn repeated_work(&self, operations: Operations, batch: Batch) -> Vec<Op> {
+    /// Returns the forward of `operations`, which the backward repeats, on tokens of sequences of length `context`.
+    pub(crate) fn repeated_work(&self, operations: Operations, (batch, context): (Batch, u64)) -> Vec<Op> {
         let has = |operation| operations.has(operation);
         let tokens = batch.tokens();
         let (turned, residual) =
@@ -62,7 +65,7 @@ impl Block {
             work.extend(self.turning(turned));
         }
         if has(Operation::Attention) {
-            work.extend(self.attention_work(batch));
+            work.extend(self.attention_work(batch, context));
         }
         if has(Operation::Output) && !self.parallel_residual {
             let linear = self.attention_output();
@@ -88,7 +91,7 @@ impl Block {
         match self.experts {
             None => networks.push((1, tokens, self.intermediate)),
             Some(experts) => {
-                let (busy, rows) = (experts.busy(tokens), tokens.saturating_mul(experts.per_token));
+                let (busy, rows) = (experts.busy(tokens), experts.rows(tokens));
                 networks.push((busy, rows.div_ceil(busy), self.intermediate));
                 networks.extend((experts.shared > 0).then_some((1, tokens, experts.shared)));
             }

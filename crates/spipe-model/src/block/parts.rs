@@ -13,7 +13,7 @@ pub struct Linear {
     pub outputs: u64,
     /// Whether it has a bias.
     pub bias: bool,
-    /// The number of such matrices: the experts.
+    /// The number of such matrices: the experts of a device.
     pub copies: u64,
     /// The number of these that each token uses.
     pub used: u64,
@@ -99,7 +99,7 @@ impl Block {
             linears.extend(experts.shared_gate.then(|| Linear::new("shared-gate", self.hidden, 1, false)));
         }
         let each = self.network(self.intermediate).into_iter();
-        linears.extend(each.map(|linear| Linear { copies: experts.count, used: experts.per_token, ..linear }));
+        linears.extend(each.map(|linear| Linear { copies: experts.held(), used: experts.per_token, ..linear }));
         linears
     }
 
@@ -111,14 +111,15 @@ impl Block {
     /// Returns the number of parameters that each token uses: those of all experts less those of the
     /// experts that it does not pass through.
     pub fn active_parameters(&self) -> u64 {
-        let idle: u64 = self.linears().iter().map(|linear| (linear.copies - linear.used) * linear.each()).sum();
+        let idle: u64 =
+            self.linears().iter().map(|linear| linear.copies.saturating_sub(linear.used) * linear.each()).sum();
         self.parameters() - idle
     }
 
-    /// Returns the parameters of all experts, without the router and the network that all tokens share.
+    /// Returns the parameters of all experts of a device, without the router and the network that all tokens share.
     pub fn expert_parameters(&self) -> u64 {
         let network = self.network(self.intermediate);
-        self.experts.map_or(0, |experts| experts.count * network.iter().map(Linear::parameters).sum::<u64>())
+        self.experts.map_or(0, |experts| experts.held() * network.iter().map(Linear::parameters).sum::<u64>())
     }
 
     /// Returns the parameters of the attention, with the norms inside it but without the block's.

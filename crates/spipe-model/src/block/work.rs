@@ -59,10 +59,26 @@ impl LayerWork {
 }
 
 impl Experts {
-    /// Returns the number of experts that the tokens of a microbatch reach if they are distributed
+    /// The rows of the busiest of several devices that divide experts, relative to an even distribution. Estimate: the
+    /// smallest capacity with which routers that train a balance lose few tokens (Fedus et al. 2021, Switch Transformers,
+    /// arXiv 2101.03961, section 2.2 and table 1: 1.25).
+    pub const LOAD: f64 = 1.25;
+
+    /// Returns the number of experts of a device.
+    pub fn held(&self) -> u64 {
+        self.count / u64::from(self.devices)
+    }
+
+    /// Returns the rows of the experts of a device, the busiest one, where each of those that divide them has `tokens`.
+    pub fn rows(&self, tokens: u64) -> u64 {
+        let even = tokens.saturating_mul(self.per_token);
+        if self.devices > 1 { (even as f64 * Self::LOAD).ceil() as u64 } else { even }
+    }
+
+    /// Returns the number of experts of a device that the tokens of a microbatch reach if they are distributed
     /// evenly; at least one.
     pub fn busy(&self, tokens: u64) -> u64 {
-        self.count.min(tokens.saturating_mul(self.per_token)).max(1)
+        self.held().min(tokens.saturating_mul(self.per_token)).max(1)
     }
 
     /// Returns the expected number of experts that `tokens` reach if each of them draws its k different
@@ -100,8 +116,9 @@ impl Block {
         Bytes::new(product(&[tokens, width, precision.bytes()]))
     }
 
-    /// Returns the work on `batch`, whose tokens are the last of sequences of length `context`.
-    fn work_within(&self, batch: Batch, context: u64) -> LayerWork {
+    /// Returns the work on `batch`, whose tokens are the last of sequences of length `context`, or those of a device that
+    /// has an even share of them.
+    pub(crate) fn work_within(&self, batch: Batch, context: u64) -> LayerWork {
         let mut work = LayerWork::default();
         let residual = product(&[batch.tokens(), self.hidden]);
         self.modulate(&mut work, batch.microbatch, residual);
@@ -215,7 +232,7 @@ impl Block {
         }
         work.forward.push(Op::Elementwise { elements: product(&[3, choices]), kernels: 2 });
         work.backward_input.push(Op::Elementwise { elements: product(&[3, choices]), kernels: 2 });
-        let rows = tokens.saturating_mul(experts.per_token);
+        let rows = experts.rows(tokens);
         let gathered = product(&[rows, self.hidden]);
         work.copy(gathered);
         let busy = experts.busy(tokens);
@@ -241,8 +258,7 @@ impl Block {
 
     /// Returns the forward of the activation function of all networks.
     pub(crate) fn activation_work(&self, batch: Batch) -> Op {
-        let inner = product(&[batch.tokens(), self.inner_width()]);
-        Op::elementwise(product(&[self.mlp.inputs() + 1, inner]))
+        Op::elementwise(product(&[self.mlp.inputs() + 1, self.inner_elements(batch.tokens())]))
     }
 
     /// Returns the forward of all norms before products, and the rotation of normalised queries and
@@ -274,9 +290,9 @@ impl Block {
         Some(Op::Elementwise { elements: (2.0 * turned as f64 * fraction) as u64, kernels: 2 })
     }
 
-    /// Returns the work of a selective recompute with materialised attention.
-    pub(crate) fn attention_work(&self, batch: Batch) -> Vec<Op> {
-        vec![self.attention(batch, batch.seq_len, false)]
+    /// Returns the forward of the attention alone, within sequences of length `context`.
+    pub(crate) fn attention_work(&self, batch: Batch, context: u64) -> Vec<Op> {
+        vec![self.attention(batch, context, false)]
     }
 
     /// Returns the block's part of a layer's signature.
@@ -306,6 +322,9 @@ impl Block {
             words.push(format!("e{}/{}", experts.per_token, experts.count));
             if experts.shared > 0 {
                 words.push(format!("shared{}", experts.shared));
+            }
+            if experts.devices > 1 {
+                words.push(format!("over{}", experts.devices));
             }
         }
         if let Some(Latent { query_rank, kv_rank, rotary, value_dim }) = self.latent {

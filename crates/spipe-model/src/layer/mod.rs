@@ -35,6 +35,8 @@ pub struct Layer {
     pub tied_parameters: u64,
     /// Tokens per sequence if the model fixes them (patches of an image); otherwise the batch's.
     pub tokens: Option<u64>,
+    /// The devices that divide each sequence, of which each has as many tokens (context parallelism); usually 1.
+    pub sequence_parts: u64,
     /// Whether its parameters are trained. A frozen layer has neither gradients nor optimizer
     /// state.
     pub trains: bool,
@@ -75,31 +77,36 @@ pub enum LayerKind {
 
 impl Layer {
     /// Returns the batch with the number of tokens that this layer processes.
-    pub(crate) fn batch(&self, batch: Batch) -> Batch {
-        Batch { seq_len: self.tokens.unwrap_or(batch.seq_len), ..batch }
+    pub fn batch(&self, batch: Batch) -> Batch {
+        Batch { seq_len: self.context(batch).div_ceil(self.sequence_parts), ..batch }
+    }
+
+    /// Returns the tokens per sequence, those of other devices included.
+    fn context(&self, batch: Batch) -> u64 {
+        self.tokens.unwrap_or(batch.seq_len)
     }
 
     /// Returns the layer's work, which is the same in every precision. It is empty for a profiled
     /// layer, whose times are known instead.
     pub fn work(&self, batch: Batch) -> LayerWork {
-        let batch = self.batch(batch);
         let work = self.own_work(batch);
         match &self.adaptation {
-            Some(adaptation) => adaptation.adapt(work, self.experts(), batch),
+            Some(adaptation) => adaptation.adapt(work, self.experts(), self.batch(batch)),
             None => work,
         }
     }
 
     /// Returns the work of the layer without adapters, all of it trained.
     pub fn work_without_adapters(&self, batch: Batch) -> LayerWork {
-        self.own_work(self.batch(batch))
+        self.own_work(batch)
     }
 
     fn own_work(&self, batch: Batch) -> LayerWork {
+        let (batch, context) = (self.batch(batch), self.context(batch));
         match &self.kind {
             LayerKind::Embedding(embedding) => embedding.work(batch),
             LayerKind::PatchEmbedding(embedding) => embedding.work(batch),
-            LayerKind::Block(block) => block.work(batch),
+            LayerKind::Block(block) => block.work_within(batch, context),
             LayerKind::Head(head) => head.work(batch),
             LayerKind::EncoderHead(head) => head.work(batch),
             LayerKind::Projection(projection) => projection.work(batch),
@@ -149,7 +156,7 @@ impl Layer {
             (_, Recompute::Full) => self.work(batch).forward,
             (LayerKind::Block(block), Recompute::Selective) => match attention {
                 Attention::Fused => block.cheap_work(self.batch(batch)),
-                Attention::Materialised => block.attention_work(self.batch(batch)),
+                Attention::Materialised => block.attention_work(self.batch(batch), self.context(batch)),
             },
             (LayerKind::Unet(UnetLayer::Denoising(layer)), Recompute::Selective) => {
                 layer.cheap_work(batch.microbatch, attention == Attention::Fused)
@@ -217,7 +224,7 @@ impl Layer {
     /// Returns the forward of `operations`, which the backward repeats where their outputs are not saved.
     pub fn repeated_work(&self, operations: Operations, batch: Batch) -> Vec<Op> {
         match &self.kind {
-            LayerKind::Block(block) => block.repeated_work(operations, self.batch(batch)),
+            LayerKind::Block(block) => block.repeated_work(operations, (self.batch(batch), self.context(batch))),
             _ => Vec::new(),
         }
     }
@@ -265,7 +272,7 @@ impl Layer {
         let batch = self.batch(batch);
         match &self.kind {
             LayerKind::Embedding(_) | LayerKind::PatchEmbedding(_) | LayerKind::Projection(_) => {
-                self.boundary(batch, precision)
+                self.boundary(scaled, precision)
             }
             LayerKind::Block(block) => block.workspace(batch, precision, attention),
             LayerKind::Head(head) => head.workspace(batch, precision),
@@ -311,7 +318,8 @@ impl Layer {
             LayerKind::Profiled(layer) => format!("profiled {}", layer.group),
             LayerKind::Counted => format!("counted {}", self.parameters),
         };
-        format!("{kind} b{} s{}", seen.microbatch, seen.seq_len)
+        let parts = if self.sequence_parts > 1 { format!(" of {}", self.context(batch)) } else { String::new() };
+        format!("{kind} b{} s{}{parts}", seen.microbatch, seen.seq_len)
     }
 
     /// Returns the same for generating the next token after `batch.seq_len` − 1 others

@@ -1,4 +1,4 @@
-//! The shard of a layer on one of several devices under tensor parallelism.
+//! The part of a layer on one of several devices under tensor, context and expert parallelism.
 
 use crate::{Block, Embedding, Experts, Head, Layer, LayerKind};
 
@@ -40,5 +40,31 @@ impl Layer {
         };
         let tied_parameters = self.tied_parameters.div_ceil(tensor);
         Some(Self { kind, parameters, tied_parameters, ..self.clone() })
+    }
+
+    /// Returns the layer of each of `parts` devices that divide the tokens of each sequence. They exchange keys and values,
+    /// so that each query has those of the whole sequence (Liu et al. 2023, arXiv 2310.01889). `None` for layers
+    /// other than those of decoders, whose tokens are alike.
+    pub fn with_sequences_divided(&self, parts: u64) -> Option<Self> {
+        let alike = match &self.kind {
+            LayerKind::Embedding(_) | LayerKind::Block(_) => true,
+            LayerKind::Head(head) => head.every_token,
+            _ => false,
+        };
+        let divides = parts == 1 || (alike && parts > 0 && self.tokens.is_none());
+        divides.then(|| Self { sequence_parts: parts, ..self.clone() })
+    }
+
+    /// Returns the layer of the busiest of `devices` that divide its experts (Lepikhin et al. 2020, GShard, arXiv
+    /// 2006.16668, section 2; [`Experts::LOAD`]). Layers without experts stay. `None` if there are not as many experts for
+    /// each device, and for experts with adapters.
+    pub fn with_experts_divided(&self, devices: u64) -> Option<Self> {
+        let LayerKind::Block(block @ Block { experts: Some(experts), .. }) = self.kind else {
+            return Some(self.clone());
+        };
+        let divides = devices == 1 || (experts.count.is_multiple_of(devices) && self.adaptation.is_none());
+        let devices = u32::try_from(devices).ok().filter(|devices| *devices > 0 && divides)?;
+        let block = Block { experts: Some(Experts { devices, ..experts }), ..block };
+        Some(Self { kind: LayerKind::Block(block), parameters: block.parameters(), ..self.clone() })
     }
 }

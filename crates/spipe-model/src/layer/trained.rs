@@ -36,7 +36,9 @@ impl Layer {
     /// without experts.
     pub fn touched_share(&self, batch: Batch, microbatches: u64) -> f64 {
         let tokens = self.batch(batch).tokens().saturating_mul(microbatches);
-        self.experts().map_or(1.0, |experts| experts.touched(tokens) / experts.count as f64)
+        let share =
+            |experts: Experts| experts.touched(tokens.saturating_mul(experts.devices.into())) / experts.count as f64;
+        self.experts().map_or(1.0, share)
     }
 
     /// Returns the experts of a block that has some.

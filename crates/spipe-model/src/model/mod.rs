@@ -59,9 +59,35 @@ impl Model {
     /// # Errors
     /// The first layer that cannot be divided.
     pub fn shard(&self, tensor: u64) -> Result<Self, LayerId> {
-        let part = |(id, layer): (LayerId, &Layer)| layer.shard(tensor).ok_or(id);
-        let layers = self.layers.enumerate().map(part).collect::<Result<_, _>>()?;
+        self.each_layer(|layer| layer.shard(tensor))
+    }
+
+    /// The model of which each of `parts` devices has a part of every sequence ([`Layer::with_sequences_divided`]).
+    ///
+    /// # Errors
+    /// The first layer whose tokens cannot be divided.
+    pub fn with_sequences_divided(&self, parts: u64) -> Result<Self, LayerId> {
+        self.each_layer(|layer| layer.with_sequences_divided(parts))
+    }
+
+    /// The model of which each of `devices` has as many experts of every layer that has some
+    /// ([`Layer::with_experts_divided`]).
+    ///
+    /// # Errors
+    /// The first layer whose experts cannot be divided.
+    pub fn with_experts_divided(&self, devices: u64) -> Result<Self, LayerId> {
+        self.each_layer(|layer| layer.with_experts_divided(devices))
+    }
+
+    fn each_layer(&self, change: impl Fn(&Layer) -> Option<Layer>) -> Result<Self, LayerId> {
+        let changed = |(id, layer): (LayerId, &Layer)| change(layer).ok_or(id);
+        let layers = self.layers.enumerate().map(changed).collect::<Result<_, _>>()?;
         Ok(Self { layers, ..self.clone() })
+    }
+
+    /// Returns the largest number of experts of a layer; 0 without experts.
+    pub fn experts(&self) -> u64 {
+        self.layers.iter().filter_map(Layer::experts).map(|experts| experts.count).max().unwrap_or(0)
     }
 
     /// Returns the model's name.

@@ -20,6 +20,7 @@ pub fn shipped() -> &'static [(&'static str, &'static str)] {
         "llama3-405b",
         "llama3-70b",
         "llama3-8b",
+        "mixtral-8x7b",
         "pipeoffload-10.5b",
         "pipeoffload-18.1b",
         "pipeoffload-42.9b",

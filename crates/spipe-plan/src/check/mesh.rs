@@ -19,11 +19,12 @@ pub fn check_mesh(hardware: &Hardware, mesh: &Mesh) -> Result<(), Diagnostic> {
         let message = format!("a replica has {other} teams, and the first one {}", first.len());
         return Err(Diagnostic::error(message).hint("give each replica as many teams"));
     }
-    let tensor = mesh.tensor() as usize;
-    if let Some(team) = mesh.replicas.iter().flatten().find(|team| team.len() != tensor || team.is_empty()) {
-        let message = format!("a team has {} devices, and the first one {tensor}", team.len());
+    let members = mesh.members() as usize;
+    if let Some(team) = mesh.replicas.iter().flatten().find(|team| team.len() != members || team.is_empty()) {
+        let message = format!("a team has {} devices, and the first one {members}", team.len());
         return Err(Diagnostic::error(message).hint("give each team as many devices"));
     }
+    check_degrees(mesh)?;
     let mut seen = BTreeSet::new();
     if let Some(twice) = mesh.devices().find(|device| !seen.insert(*device)) {
         let message = format!("`{}` is twice in the mesh", name(&twice));
@@ -35,6 +36,19 @@ pub fn check_mesh(hardware: &Hardware, mesh: &Mesh) -> Result<(), Diagnostic> {
             let message = format!("`{}` and `{}` run the same stage, but differ", name(&team[0]), name(other));
             return Err(Diagnostic::error(message).hint("put like devices at the same place of each team and replica"));
         }
+    }
+    Ok(())
+}
+
+/// Checks that sequences are divided among the members of a team, and experts among the holders of the same layers.
+fn check_degrees(mesh: &Mesh) -> Result<(), Diagnostic> {
+    let (members, context, holders, expert) = (mesh.members(), mesh.context, mesh.holders(), mesh.expert);
+    if context == 0 || !members.is_multiple_of(context) {
+        let message = format!("sequences are divided among {context} devices, but a team has {members}");
+        return Err(Diagnostic::error(message).hint("use a number that divides the devices of a team"));
+    }
+    if expert == 0 || !holders.is_multiple_of(expert) {
+        return Err(undivided(CostError::ExpertGroups { holders, expert }));
     }
     Ok(())
 }
@@ -59,6 +73,15 @@ pub fn undivided(error: CostError) -> Diagnostic {
             microbatches.max(1).next_multiple_of(data)
         )),
         CostError::Team { .. } => fault.hint("use a number of devices that divides its heads and its inner width"),
+        CostError::Sequence { seq_len, context } => {
+            let least = (2 * context).max(2);
+            fault.hint(format!("use sequences of {} tokens", seq_len.max(1).next_multiple_of(least)))
+        }
+        CostError::Tokens { .. } => fault.hint("sequences of decoders alone are divided, in training for every token"),
+        CostError::NoTraining => fault.hint("divide matrices or batches instead"),
+        CostError::Experts { .. } => fault.hint("use a number of devices that divides the experts, and no adapters"),
+        CostError::NoExperts { .. } => fault.hint("leave the degree out, or use a model with experts"),
+        CostError::ExpertGroups { holders, .. } => fault.hint(format!("use a number that divides {holders}")),
         _ => fault,
     }
 }
@@ -90,18 +113,16 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
         faults.push(fault.hint("keep it in memory, or use one replica on teams of one device"));
     }
     check_replicas(context, placement, faults);
-    for team in mesh.replicas.iter().flatten() {
-        check_ring(context, team, faults);
-    }
-    for lead in mesh.leads() {
-        check_ring(context, &mesh.peers(lead).map(|team| team[0]).collect(), faults);
+    let holders = mesh.leads().flat_map(|lead| mesh.holders_of(lead));
+    for ring in mesh.tensor_groups().iter().chain(&mesh.context_groups()).chain(&holders.collect::<Vec<_>>()) {
+        check_ring(context, ring, faults);
     }
 }
 
-/// Checks that several replicas have gradients to reduce on devices.
+/// Checks that several holders of the same layers have gradients to reduce on devices.
 fn check_replicas(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let mesh = context.mesh();
-    if mesh.data() == 1 {
+    if mesh.holders() == 1 {
         return;
     }
     if matches!(placement.order, OrderKind::Rounds(_)) {
@@ -118,7 +139,7 @@ fn check_replicas(context: &Context<'_>, placement: &Placement, faults: &mut Fou
     }
     let hosted = placement.stages.enumerate().find(|(_, stage)| context.steps(stage) != stage.lead());
     if let Some((id, _)) = hosted.filter(|_| mesh.state_parts() == 1) {
-        let message = format!("the hosts of {} replicas would each step all of stage `{id}`", mesh.data());
+        let message = format!("the hosts of {} replicas would each step all of stage `{id}`", mesh.holders());
         faults.push_at(id, Diagnostic::error(message).hint("divide the optimizer among them: sharding `optimizer`"));
     }
 }

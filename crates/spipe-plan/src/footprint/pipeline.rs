@@ -53,18 +53,16 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement, held: &dyn
     memories
 }
 
-/// The part of a stage's gradients that a replica reduces for all, and the part of its parameters that it updates if the
+/// The part of a stage's gradients that a holder reduces for all, and the part of its parameters that it updates if the
 /// optimizer is divided.
 fn reduced_parts(context: &Context<'_>, stage: &Stage) -> Bytes {
-    let (data, parts) = (context.mesh().data(), context.mesh().state_parts());
-    if data == 1 || !context.trains(stage.layers) {
+    let mesh = context.mesh();
+    if mesh.holders() == 1 || !context.trains(stage.layers) {
         return Bytes::ZERO;
     }
-    let sum = |part: fn(&LayerMemory) -> Bytes| -> u64 {
-        stage.layers.iter().map(|layer| part(context.cost.memory(layer, stage.lead())).get()).sum()
-    };
-    let updated = if parts > 1 { sum(|memory| memory.updated).div_ceil(parts) } else { 0 };
-    Bytes::new(sum(|memory| memory.gradients).div_ceil(data) + updated)
+    let one = |part: fn(&LayerMemory) -> Bytes| mesh.holders_part(context.by_holders(stage, part));
+    let updated = if mesh.state_parts() > 1 { one(|memory| memory.updated) } else { Bytes::ZERO };
+    one(|memory| memory.gradients) + updated
 }
 
 /// Sets the transient part of all stages of a device to zero, but for the first of the largest.
@@ -192,10 +190,13 @@ fn on_the_host(
         // The updated parameters, in the device's precision, wait here for their copy. A delayed
         // step uses the gradients of the iteration before while those of this one arrive.
         let gradients = if placement.update == Update::Delayed { 2 } else { 1 };
-        // Of a divided state, each replica updates its part.
-        let part = |bytes: Bytes| Bytes::new(bytes.get().div_ceil(context.mesh().state_parts()));
-        let held = |memory: &LayerMemory| memory.optimizer + part(memory.gradients) * gradients + part(memory.updated);
-        let state = stage.layers.iter().map(|layer| held(context.cost.memory(layer, stage.lead()))).sum();
+        // Of a divided state, each holder updates its part.
+        let held = |layer| {
+            let memory = context.cost.memory(layer, stage.lead());
+            let part = |bytes| context.cost.state_part(layer, bytes);
+            memory.optimizer + part(memory.gradients) * gradients + part(memory.updated)
+        };
+        let state = stage.layers.iter().map(held).sum();
         let need = StageFootprint { state, ..StageFootprint::default() };
         needs.push((context.hardware.devices()[socket].memory, need));
     }

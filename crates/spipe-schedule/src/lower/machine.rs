@@ -7,14 +7,14 @@ use spipe_plan::{Context, Placement};
 
 /// A note about lanes that stand for several devices of a mesh.
 fn stands_for(context: &Context<'_>) -> Option<String> {
-    let (data, tensor) = (context.mesh().data(), context.mesh().tensor());
+    let (data, members) = (context.mesh().data(), context.mesh().members());
     let replicas = if context.cost.shows_all() { 1 } else { data };
-    match (replicas, tensor) {
+    match (replicas, members) {
         (1, 1) => None,
-        (1, tensor) => Some(format!("a device stands for its team of {tensor}")),
+        (1, members) => Some(format!("a device stands for its team of {members}")),
         (replicas, 1) => Some(format!("one replica stands for all {replicas}")),
-        (replicas, tensor) => {
-            Some(format!("one replica stands for all {replicas}, and a device for its team of {tensor}"))
+        (replicas, members) => {
+            Some(format!("one replica stands for all {replicas}, and a device for its team of {members}"))
         }
     }
 }

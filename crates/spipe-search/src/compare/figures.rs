@@ -159,7 +159,7 @@ pub fn host_traffic(hardware: &Hardware, bytes: &BTreeMap<String, Bytes>) -> Byt
 pub fn utilisation((model, hardware): (&Model, &Hardware), workload: &Workload, iteration: f64) -> Option<f64> {
     let gpus: Vec<&Device> = hardware.devices().iter().filter(|device| device.is_gpu()).collect();
     let devices = if gpus.is_empty() { hardware.devices().iter().collect() } else { gpus };
-    let peak = |device: &&Device| Some(device.peak.get(&spipe_cost::compute_type(device, workload.precision))?.get());
+    let peak = |device: &&Device| Some(device.peak.get(&spipe_cost::product_type(device, workload.precision))?.get());
     let peak: f64 = devices.iter().map(peak).sum::<Option<f64>>()?;
     let flops = model_flops(model, workload) * workload.microbatches as f64;
     (flops > 0.0 && peak > 0.0 && iteration > 0.0).then(|| flops / (peak * iteration))

@@ -2,7 +2,8 @@
 //!
 //! Teams are neighbours in the machine's order. The teams of one stage follow each other, those of the next stage come
 //! after them (Megatron-LM's order, Narayanan et al. 2021, arXiv 2104.04473, section 3.4): tensor parallelism, which
-//! communicates most, is between the nearest devices, and pipelines, which communicate least, between the farthest.
+//! communicates most, is between the nearest devices, and pipelines, which communicate least, between the farthest. The
+//! members of a team that divide sequences are between the two, and replicas that follow each other divide experts.
 
 use super::{
     runtimes::{OWN, has_foreign_gpus},
@@ -10,7 +11,7 @@ use super::{
 };
 use crate::error::SearchError;
 use spipe_base::DeviceId;
-use spipe_cost::{Mode, Workload};
+use spipe_cost::{CostError, CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
 use spipe_plan::{Mesh, Sharding, System, Team, Update, check_mesh};
@@ -25,6 +26,10 @@ pub struct Degrees {
     pub pipeline: Option<u64>,
     /// The replicas.
     pub data: Option<u64>,
+    /// The members of a team that divide sequences, each with those that share its matrices.
+    pub context: Option<u64>,
+    /// The devices with the same layers that divide experts.
+    pub expert: Option<u64>,
     /// Whether the members of a team divide activations by tokens, too. Where the tensor degree is searched, they do.
     pub sequence: bool,
     /// The state that is divided among the replicas.
@@ -64,7 +69,7 @@ impl Meshes {
         // This program's executor has no teams.
         let tensor = (hardware.runtime().name() == OWN).then_some(1);
         let degrees = Degrees { tensor, sharding: Some(Sharding::Optimizer), ..Degrees::default() };
-        let all = degrees.dividing((model, hardware), workloads, &gpus);
+        let all = degrees.holding((model, hardware), workloads, &gpus);
         meshes
             .all
             .extend(all.into_iter().filter(|mesh| !mesh.is_single() && mesh.replicas.iter().flatten().all(is_near)));
@@ -95,9 +100,9 @@ impl Degrees {
             return Ok(Meshes::single(systems.to_vec()));
         }
         if let Some(Sharding::Parameters { .. }) = self.sharding {
-            let other =
-                [("tensor-parallel", self.tensor), ("pipeline-parallel", self.pipeline), ("data-parallel", self.data)];
-            if let Some((name, _)) = other.into_iter().find(|(_, degree)| degree.is_some_and(|degree| degree > 1)) {
+            if let Some((name, _)) =
+                self.named().into_iter().find(|(_, degree)| degree.is_some_and(|degree| degree > 1))
+            {
                 let message = format!("sharded parameters are not planned with {}", spelling.setting(name));
                 let hint = format!(
                     "leave it out; `option pin shards=N` sets the GPUs of {}",
@@ -143,10 +148,9 @@ impl Degrees {
         }
         self.check(gpus.len() as u64, (model, hardware), workloads, spelling)?;
         if let (Some(tensor), Some(pipeline), Some(data)) = (self.tensor, self.pipeline, self.data) {
-            let mesh = Mesh { replicas: replicas(&gpus, [tensor, pipeline, data]), ..Mesh::default() };
-            check_mesh(hardware, &mesh).map_err(SearchError::Infeasible)?;
+            check_mesh(hardware, &self.mesh(&gpus, [tensor, pipeline, data])).map_err(SearchError::Infeasible)?;
         }
-        let all = self.dividing((model, hardware), workloads, &gpus);
+        let all = self.holding((model, hardware), workloads, &gpus);
         if all.is_empty() {
             let message =
                 format!("no mesh of these degrees divides `{}` and its batch on `{}`", model.name(), hardware.name());
@@ -155,23 +159,39 @@ impl Degrees {
         Ok(all)
     }
 
+    /// The meshes of these degrees. Where no degree of contexts is given, and no device of any mesh holds a layer with the
+    /// activations of a microbatch, sequences are divided among as few devices as it takes.
+    fn holding(&self, (model, hardware): (&Model, &Hardware), workloads: &[Workload], gpus: &[DeviceId]) -> Vec<Mesh> {
+        let with = |context| Self { context, ..*self }.dividing((model, hardware), workloads, gpus);
+        // Teams of many devices hold most.
+        let holds = |all: &Vec<Mesh>| all.iter().rev().any(|mesh| holds_layers((model, hardware), workloads, mesh));
+        let all = with(self.context);
+        if self.context.is_some() || all.is_empty() || holds(&all) {
+            return all;
+        }
+        let contexts = (1..u64::BITS).map(|power| 1 << power).take_while(|context| *context <= gpus.len() as u64);
+        contexts.map(|context| with(Some(context))).find(holds).unwrap_or(all)
+    }
+
     /// The meshes of these degrees that divide the model and the microbatches of some workload, and have like devices at
     /// like places: of all those, the ones that use the most GPUs.
     fn dividing(&self, (model, hardware): (&Model, &Hardware), workloads: &[Workload], gpus: &[DeviceId]) -> Vec<Mesh> {
-        let divides = |data: u64| workloads.iter().any(|workload| workload.microbatches.is_multiple_of(data));
-        let mut shapes = self.shapes(gpus.len() as u64, model.layers().len() as u64);
+        let context = self.context.unwrap_or(1);
+        let divides = |data: u64| {
+            let sequences = Mesh { context, ..Mesh::default() };
+            let even = |of: &Workload| of.microbatches.is_multiple_of(data) && sequences.check_sequences(of).is_ok();
+            workloads.iter().any(even)
+        };
+        let mut shapes = self.shapes(gpus.len() as u64 / context, model.layers().len() as u64);
         let divided: BTreeSet<u64> = (1..=gpus.len() as u64).filter(|tensor| model.shard(*tensor).is_ok()).collect();
         shapes.retain(|[tensor, _, data]| divided.contains(tensor) && divides(*data));
-        let of = |shape: [u64; 3]| {
-            let sequence = shape[0] > 1 && (self.sequence || self.tensor.is_none());
-            Mesh { replicas: replicas(gpus, shape), sequence, ..Mesh::default() }
-        };
         let used = |shape: &[u64; 3]| shape.iter().product::<u64>();
         shapes.sort_by_key(|shape| Reverse(used(shape)));
         for alike in shapes.chunk_by(|one, next| used(one) == used(next)) {
-            let meshes = alike.iter().map(|shape| of(*shape)).filter(|mesh| check_mesh(hardware, mesh).is_ok());
+            let meshes = alike.iter().map(|shape| self.mesh(gpus, *shape));
+            let meshes = meshes.filter(|mesh| mesh.check_experts(model).is_ok() && check_mesh(hardware, mesh).is_ok());
             let sharded = |mesh: Mesh| {
-                let shardings = self.shardings(mesh.data()).into_iter();
+                let shardings = self.shardings(mesh.holders()).into_iter();
                 shardings.map(move |sharding| Mesh { sharding, ..mesh.clone() })
             };
             let all: Vec<Mesh> = meshes.flat_map(sharded).collect();
@@ -180,6 +200,26 @@ impl Degrees {
             }
         }
         Vec::new()
+    }
+
+    /// The mesh of a shape. Sequences and experts are not divided unless these degrees say so: both add exchanges, and each
+    /// degree would double the meshes of a search.
+    fn mesh(&self, gpus: &[DeviceId], [tensor, pipeline, data]: [u64; 3]) -> Mesh {
+        let (context, expert) = (self.context.unwrap_or(1), self.expert.unwrap_or(1));
+        let sequence = tensor > 1 && (self.sequence || self.tensor.is_none());
+        let replicas = replicas(gpus, [tensor * context, pipeline, data]);
+        Mesh { replicas, sequence, context, expert, ..Mesh::default() }
+    }
+
+    /// The degrees under the names of their settings.
+    const fn named(&self) -> [(&'static str, Option<u64>); 5] {
+        [
+            ("tensor-parallel", self.tensor),
+            ("pipeline-parallel", self.pipeline),
+            ("data-parallel", self.data),
+            ("context-parallel", self.context),
+            ("expert-parallel", self.expert),
+        ]
     }
 
     /// The degrees (tensor, pipeline, data) that are asked for, on `gpus` GPUs at most and with a layer for each stage.
@@ -199,10 +239,10 @@ impl Degrees {
         all
     }
 
-    /// The shardings to try among `data` replicas: the one asked for, or each of none and the optimizer.
-    fn shardings(&self, data: u64) -> Vec<Sharding> {
+    /// The shardings to try among `holders` of the same layers: the one asked for, or each of none and the optimizer.
+    fn shardings(&self, holders: u64) -> Vec<Sharding> {
         match self.sharding {
-            _ if data == 1 => vec![Sharding::None],
+            _ if holders == 1 => vec![Sharding::None],
             Some(given) => vec![given],
             None => vec![Sharding::None, Sharding::Optimizer],
         }
@@ -215,11 +255,12 @@ impl Degrees {
         workloads: &[Workload],
         spelling: Spelling,
     ) -> Result<(), SearchError> {
-        let given =
-            [("tensor-parallel", self.tensor), ("pipeline-parallel", self.pipeline), ("data-parallel", self.data)];
-        if let Some((name, _)) = given.iter().find(|(_, degree)| *degree == Some(0)) {
+        let named = self.named();
+        if let Some((name, _)) = named.iter().find(|(_, degree)| *degree == Some(0)) {
             return Err(SearchError::request(format!("{} is zero", spelling.setting(name)), "use at least 1"));
         }
+        // The devices that divide experts are among the replicas.
+        let given = &named[..4];
         let wanted = given.iter().filter_map(|(_, degree)| *degree).fold(1u64, u64::saturating_mul);
         if wanted > gpus {
             let factors: Vec<String> = given.iter().filter_map(|(_, degree)| degree.map(|it| it.to_string())).collect();
@@ -250,7 +291,63 @@ impl Degrees {
             let near = nearest(data, gpus, divides);
             return Err(SearchError::request(message, format!("{near} replicas can; or use another batch")));
         }
-        Ok(())
+        self.check_context(gpus, (model, workloads), spelling)?;
+        self.check_expert(gpus, model, spelling)
+    }
+
+    /// Checks that the tokens of sequences can be divided.
+    fn check_context(
+        &self,
+        gpus: u64,
+        (model, workloads): (&Model, &[Workload]),
+        spelling: Spelling,
+    ) -> Result<(), SearchError> {
+        let Some(context) = self.context.filter(|context| *context > 1) else { return Ok(()) };
+        if let Err(layer) = model.with_sequences_divided(context) {
+            let layer = &model.layers()[layer].name;
+            let message = format!("the tokens of layer `{layer}` of `{}` cannot be divided among GPUs", model.name());
+            let hint =
+                format!("leave {} out: it divides the sequences of decoders", spelling.setting("context-parallel"));
+            return Err(SearchError::request(message, hint));
+        }
+        let divides = |context: u64, workload: &Workload| Mesh { context, ..Mesh::default() }.check_sequences(workload);
+        let near = || nearest(context, gpus, |other| workloads.iter().any(|workload| divides(other, workload).is_ok()));
+        let faults: Option<Vec<_>> = workloads.iter().map(|workload| divides(context, workload).err()).collect();
+        match faults.and_then(|faults| faults.into_iter().next()) {
+            None => Ok(()),
+            Some(fault @ CostError::NoTraining) => Err(SearchError::request(
+                fault.to_string(),
+                format!("leave {} out", spelling.setting("context-parallel")),
+            )),
+            Some(fault) => {
+                let hint = format!("{} of {} divides them", spelling.setting("context-parallel"), near());
+                Err(SearchError::request(fault.to_string(), hint))
+            }
+        }
+    }
+
+    /// Checks that experts can be divided.
+    fn check_expert(&self, gpus: u64, model: &Model, spelling: Spelling) -> Result<(), SearchError> {
+        let Some(expert) = self.expert.filter(|expert| *expert > 1) else { return Ok(()) };
+        let setting = spelling.setting("expert-parallel");
+        if model.experts() == 0 {
+            let message = CostError::NoExperts { model: model.name().into(), expert }.to_string();
+            return Err(SearchError::request(message, format!("leave {setting} out")));
+        }
+        let holders = self.data.map(|data| data * self.context.unwrap_or(1));
+        let grouped = |expert: u64| holders.is_none_or(|holders| holders.is_multiple_of(expert));
+        let divides = |expert: u64| model.with_experts_divided(expert).is_ok() && grouped(expert);
+        let near = || format!("{setting} of {} divides them", nearest(expert, gpus, divides));
+        match (model.with_experts_divided(expert), holders) {
+            (Err(layer), _) => {
+                let layer = model.layers()[layer].name.clone();
+                Err(SearchError::request(CostError::Experts { layer, expert }.to_string(), near()))
+            }
+            (Ok(_), Some(holders)) if !grouped(expert) => {
+                Err(SearchError::request(CostError::ExpertGroups { holders, expert }.to_string(), near()))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -260,6 +357,24 @@ fn nearest(degree: u64, most: u64, divides: impl Fn(u64) -> bool) -> String {
     let above = (degree + 1..=most).find(|other| divides(*other));
     let both: Vec<String> = below.iter().chain(&above).map(u64::to_string).collect();
     if both.is_empty() { "1".into() } else { both.join(" or ") }
+}
+
+/// Whether a device of a mesh holds each layer by itself, with the activations of a microbatch of some workload; its
+/// optimizer may be elsewhere.
+fn holds_layers((model, hardware): (&Model, &Hardware), workloads: &[Workload], mesh: &Mesh) -> bool {
+    let Some(lead) = mesh.leads().next() else { return false };
+    let usable = hardware.memories()[hardware.devices()[lead].memory].usable();
+    let smallest =
+        workloads.iter().filter(|of| of.microbatches.is_multiple_of(mesh.data())).min_by_key(|of| of.microbatch);
+    let table = smallest.and_then(|workload| CostTable::on(model, hardware, workload, mesh).ok());
+    let fits = |table: CostTable| {
+        let need = |layer| {
+            let memory = table.memory(layer, lead);
+            memory.parameters + memory.gradients + memory.saved + memory.workspace
+        };
+        table.layers().all(|layer| need(layer) <= usable)
+    };
+    table.is_some_and(fits)
 }
 
 /// The GPUs in the machine's order.
@@ -280,6 +395,6 @@ pub fn suits(system: System, mesh: &Mesh) -> bool {
     let streams = !system.preset().order.is_pipeline();
     let hosted = system.steps_on_host() && mesh.sharding == Sharding::None;
     let delayed = system.preset().update == Update::Delayed;
-    let on_replicas = mesh.data() == 1 || !(streams || hosted || delayed);
+    let on_replicas = mesh.holders() == 1 || !(streams || hosted || delayed);
     mesh.is_single() || (on_replicas && !system.shards_parameters() && system != System::CpuOnly)
 }

@@ -82,8 +82,7 @@ impl<'a> Stages<'a> {
     /// The reduction of a stage's gradients over replicas, and the gather of its parameters.
     fn over_replicas_ms(&self, real: &Setting) -> f64 {
         let mesh = real.table().mesh();
-        let teams = mesh.leads().next().into_iter().flat_map(|lead| mesh.peers(lead));
-        let group: Vec<DeviceId> = teams.filter_map(|team| team.first().copied()).collect();
+        let group = mesh.leads().next().and_then(|lead| mesh.holders_of(lead).into_iter().next()).unwrap_or_default();
         let Ok(rings) = Rings::of(real.hardware(), [group.as_slice()]) else { return 0.0 };
         let time = |kind, part: fn(&LayerMemory) -> Bytes| {
             let bytes = of_layers(self.table, self.lead, part) / self.count;

@@ -342,11 +342,10 @@ impl TransformerFile {
         }
         match (self.experts, self.experts_per_token) {
             (Some(count), Some(per_token)) => Some(Experts {
-                count,
-                per_token,
                 shared: self.shared_experts_intermediate.unwrap_or(0),
                 shared_gate: self.shared_expert_gate,
                 router_bias: self.router_bias,
+                ..Experts::new(count, per_token)
             }),
             (None, None) => None,
             (Some(_), None) => {

@@ -56,7 +56,7 @@ impl Updates for PipelineLowering<'_> {
     }
 
     fn prepare(&mut self, stage: StageId) -> Option<Step> {
-        if self.context.mesh().data() == 1 {
+        if self.context.mesh().holders() == 1 {
             self.collect_tied_gradients(stage);
         }
         let here = &self.stations[stage];
@@ -89,7 +89,7 @@ impl Updates for PipelineLowering<'_> {
 
     fn gradients(&self, step: &Step) -> Gradients {
         let layers = self.stations[step.stage].stage.layers;
-        let bytes = self.part(self.bytes(step, |memory| memory.gradients));
+        let bytes = self.updated_bytes(step.stage, |memory| memory.gradients);
         Gradients {
             stage: step.stage,
             layers,
@@ -136,7 +136,7 @@ impl PipelineLowering<'_> {
     /// Adds a step on a socket, and the copy of the parameters back.
     fn step_on_socket(&mut self, step: &Step) -> Update {
         let layers = self.stations[step.stage].stage.layers;
-        let parameter_bytes = self.part(self.bytes(step, |memory| memory.updated));
+        let parameter_bytes = self.updated_bytes(step.stage, |memory| memory.updated);
         let read = self.read_state(step);
         let (before, after) = match &read {
             Some(read) => read.versions(),
@@ -190,7 +190,7 @@ impl PipelineLowering<'_> {
     fn gradients_out(&mut self, step: &Step) -> Access {
         let (content, bytes) = (
             Content::Gradients(self.stations[step.stage].stage.layers),
-            self.part(self.bytes(step, |memory| memory.gradients)),
+            self.updated_bytes(step.stage, |memory| memory.gradients),
         );
         let (gradients, before) = match self.share(step.stage) {
             Some(_) => (self.held((content, step), step.home, (bytes, Lifetime::Transient)), None),

@@ -5,7 +5,8 @@
 //! divided optimizer     gradients ─► reduce-scatter ─► step of a part ─► all-gather ─► parameters
 //! ```
 //!
-//! The gradients of a stage are reduced once, when the sums over all microbatches are complete (Narayanan et al. 2021,
+//! All devices with the same part of a stage take part, those that divide sequences too; experts that devices divide are
+//! reduced among those that have the same ones. The gradients of a stage are reduced once, when the sums over all microbatches are complete (Narayanan et al. 2021,
 //! arXiv 2104.04473, section 3.3.2). The first line is an all-reduce. A program has one replica that stands for all, or all
 //! of them, and then a collective reads the parts of all replicas.
 
@@ -15,7 +16,7 @@ use crate::{Access, Content, Lifetime, NewAction, Part};
 use spipe_base::{ActionKind, Bytes, Collective, LaneRole, SimTime, StageId, Subject};
 use spipe_cost::LayerMemory;
 use spipe_hardware::CollectiveKind;
-use spipe_plan::{Context, Placement, Stage, Team};
+use spipe_plan::{Context, Placement, Stage};
 
 /// The replicas that a program has.
 pub(super) fn shown(context: &Context<'_>) -> usize {
@@ -47,18 +48,25 @@ impl PipelineLowering<'_> {
 
     /// The part of the optimizer that a stage's replica has, if it is divided.
     pub(super) fn share(&self, stage: StageId) -> Option<Part> {
-        let parts = self.context.mesh().state_parts();
-        (parts > 1).then(|| Part { index: self.replica_of(stage) as u32, of: parts as u32 })
+        (self.context.mesh().state_parts() > 1).then(|| self.held_part(stage))
     }
 
-    /// The part of `bytes` that a replica with a part of the optimizer updates.
-    pub(super) fn part(&self, bytes: Bytes) -> Bytes {
-        Bytes::new(bytes.get().div_ceil(self.context.mesh().state_parts()))
+    /// The part of a stage of its replica, by its first device that holds the stage.
+    fn held_part(&self, stage: StageId) -> Part {
+        let mesh = self.context.mesh();
+        Part { index: (self.replica_of(stage) as u64 * mesh.context) as u32, of: mesh.holders() as u32 }
+    }
+
+    /// The bytes of a stage's layers that a device with a part of the optimizer updates: a part, or all without one.
+    pub(super) fn updated_bytes(&self, stage: StageId, part: fn(&LayerMemory) -> Bytes) -> Bytes {
+        let of = self.context.by_holders(&self.stations[stage].stage, part);
+        let mesh = self.context.mesh();
+        if mesh.state_parts() > 1 { mesh.holders_part(of) } else { of.into_iter().sum() }
     }
 
     /// Adds the reductions of all gradients over the replicas, if there are several.
     pub(super) fn reduce_over_replicas(&mut self) {
-        if self.context.mesh().data() == 1 {
+        if self.context.mesh().holders() == 1 {
             return;
         }
         for stages in self.alike() {
@@ -69,13 +77,12 @@ impl PipelineLowering<'_> {
                 sum.filter(|_| version > 0 && self.context.trains(self.stations[*stage].stage.layers))
             };
             let Some(sums) = stages.iter().map(sum).collect::<Option<Vec<Access>>>() else { continue };
-            let of = self.context.mesh().data();
             let new = |this: &mut Self, stage: StageId| {
-                let (here, index) = (&this.stations[stage], this.replica_of(stage) as u32);
+                let here = &this.stations[stage];
                 let (content, memory) = (Content::Gradients(here.stage.layers), here.memory);
-                let bytes = Bytes::new(this.sum_of(stage, |memory| memory.gradients).get().div_ceil(of));
-                let part =
-                    this.builder.part(Part { index, of: of as u32 }, content, memory, (bytes, Lifetime::Transient));
+                let of = this.context.by_holders(&here.stage, |memory| memory.gradients);
+                let bytes = this.context.mesh().holders_part(of);
+                let part = this.builder.part(this.held_part(stage), content, memory, (bytes, Lifetime::Transient));
                 Access::new(part, 1)
             };
             let parts: Vec<Access> = stages.iter().map(|stage| new(self, *stage)).collect();
@@ -101,7 +108,7 @@ impl PipelineLowering<'_> {
     /// Where a step of a part leaves the parameters: in a buffer of their own on the device, to be gathered.
     pub(super) fn updated_part(&mut self, step: &Step, share: Part) -> Access {
         let (stage, memory) = (step.stage, self.stations[step.stage].memory);
-        let bytes = self.part(self.sum_of(stage, |memory| memory.updated));
+        let bytes = self.updated_bytes(stage, |memory| memory.updated);
         let content = Content::Updated(self.stations[stage].stage.layers);
         let updated = Access::new(self.builder.part(share, content, memory, (bytes, Lifetime::Transient)), 1);
         self.updated.insert(stage, updated);
@@ -122,14 +129,8 @@ impl PipelineLowering<'_> {
         }
     }
 
-    /// The sum of `part` over the layers of a stage, in the precision of its device.
-    fn sum_of(&self, stage: StageId, part: fn(&LayerMemory) -> Bytes) -> Bytes {
-        let here = &self.stations[stage].stage;
-        here.layers.iter().map(|layer| part(self.context.cost.memory(layer, here.lead()))).sum()
-    }
-
     /// Adds a stage's action of a collective of `part` of its layers, which reads what all replicas have and writes what
-    /// this one keeps.
+    /// this one keeps. Experts that devices divide are a collective of their own, at the same time.
     fn collective(
         &mut self,
         (stage, part): (StageId, fn(&LayerMemory) -> Bytes),
@@ -137,11 +138,14 @@ impl PipelineLowering<'_> {
         (reads, write): (&[Access], Access),
     ) {
         let here = &self.stations[stage];
-        let (device, layers) = (here.stage.lead(), here.stage.layers);
-        let teams: Vec<&Team> = self.context.mesh().peers(device).collect();
-        let hops =
-            Hops::of(self.context, (&teams, device)).map_err(|fault| self.faults.push(fault)).unwrap_or_default();
-        let flows = hops.flows(self.context.hardware, (kind, self.sum_of(stage, part)));
+        let (device, layers, mesh) = (here.stage.lead(), here.stage.layers, self.context.mesh());
+        let of = self.context.by_holders(&here.stage, part);
+        let mut flows = Vec::new();
+        for (groups, bytes) in [mesh.holders_of(device), mesh.expert_holders_of(device)].iter().zip(of) {
+            let team = mesh.team(device).map_or(&[][..], Vec::as_slice);
+            let hops = Hops::of(self.context, (groups, team)).map_err(|fault| self.faults.push(fault));
+            flows.extend(hops.unwrap_or_default().flows(self.context.hardware, (kind, bytes)));
+        }
         let lane = self.builder.lane(device, "collective", LaneRole::Channel);
         self.builder.action(NewAction {
             lane,

@@ -104,9 +104,9 @@ impl<'a> ShardedLowering<'a> {
         let participants: Vec<Participant> = devices.iter().enumerate().take(shown).map(participant).collect();
         let teams: Vec<Team> = devices.iter().map(|device| vec![*device]).collect();
         let mut faults = Faults::new();
+        let group = [devices.clone()];
         let mut hops = |device: &DeviceId| {
-            let teams: Vec<&Team> = teams.iter().collect();
-            Hops::of(context, (&teams, *device)).map_err(|fault| faults.push(fault)).unwrap_or_default()
+            Hops::of(context, (&group, &[*device])).map_err(|fault| faults.push(fault)).unwrap_or_default()
         };
         let in_rings = shown < devices.len() || is_apart(context.hardware, &devices);
         let hops = devices.iter().take(if in_rings { shown } else { 0 }).map(&mut hops).collect();
