@@ -9,7 +9,7 @@ use spipe_plan::Plan;
 /// The formats of a base that bitsandbytes stores and trains adapters on.
 const BASES: [BaseFormat; 3] = [BaseFormat::Nf4, BaseFormat::Fp4, BaseFormat::Int8];
 
-/// The optimizers of an engine, whether it trains adapters, and on which bases.
+/// The optimizers of an engine, whether it trains adapters, and on which bases, and whether it has meshes.
 #[derive(Clone, Copy, Debug)]
 pub struct Training {
     /// The optimizers.
@@ -18,6 +18,8 @@ pub struct Training {
     pub adapters: bool,
     /// Whether frozen matrices under adapters may be stored in fewer bits.
     pub bases: bool,
+    /// Whether several replicas train, and teams that share layers.
+    pub meshes: bool,
 }
 
 impl Training {
@@ -32,6 +34,7 @@ impl Training {
         };
         let workload = context.workload();
         match [context.mesh().tensor(), context.mesh().data()] {
+            _ if self.meshes => {}
             [1, 1] => {}
             [1, data] => refuse(&format!("{data} replicas of a pipeline"), "plan with `option data-parallel 1`"),
             [tensor, _] => {
