@@ -13,7 +13,8 @@ use crate::{
     program,
     training::Training,
 };
-use order::Exported;
+pub(crate) use order::Exported;
+pub(crate) use refusal::check as check_runtime;
 use settings::Settings;
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults};
 use spipe_cost::Optimizer;

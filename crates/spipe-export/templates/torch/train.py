@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 import loop
@@ -216,7 +217,8 @@ def held_bytes() -> dict[str, int]:
     gc.collect()
     blocks = {}
     for found in gc.get_objects():
-        if issubclass(type(found), torch.Tensor):
+        # A tensor that a team divides has no bytes of its own: its part is found, too.
+        if issubclass(type(found), torch.Tensor) and not issubclass(type(found), DTensor):
             for tensor in (found, found.grad if found.is_leaf else None):
                 if tensor is not None and tensor.device.type == "cpu" and tensor.layout == torch.strided:
                     blocks[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
