@@ -78,9 +78,10 @@ impl Settings {
         let (context, placement) = (plan.context(), plan.placement());
         let (workload, mesh) = (context.workload(), context.mesh());
         let exported = Exported::new(plan, &order_of(&context, placement)?, warnings)?;
-        let pipeline = exported.rows.len();
-        let schedule = schedule(placement, &exported)?;
-        let (ranks, nodes) = ranks(&context, &exported.rows)?;
+        let (rows, order) = in_order_of_stages(&exported);
+        let pipeline = rows.len();
+        let schedule = schedule(placement, &rows)?;
+        let (ranks, nodes) = ranks(&context, &rows)?;
         let divides = mesh.sharding == Sharding::Optimizer;
         let whole = context.cost.whole_workload();
         let stages = placement
@@ -111,7 +112,7 @@ impl Settings {
             parameters: if workload.precision == Precision::Bf16 { "bfloat16" } else { "float32" },
             clip_norm: workload.clip_norm.map(f64::from),
             ranks,
-            order: exported.order,
+            order,
             nodes,
         })
     }
@@ -160,13 +161,23 @@ impl Settings {
     }
 }
 
+/// The devices along the pipeline in the order of their first stages, as torchtitan counts them, and the order with these rows.
+fn in_order_of_stages(exported: &Exported) -> (Vec<DeviceId>, Order) {
+    let mut rows: Vec<_> = exported.rows.iter().zip(exported.order.devices()).collect();
+    rows.sort_by_key(|(_, tokens)| tokens.iter().map(|token| token.stage).min());
+    (
+        rows.iter().map(|(device, _)| **device).collect(),
+        Order::new(rows.into_iter().map(|(_, tokens)| tokens.clone()).collect()),
+    )
+}
+
 /// The schedule of PyTorch that puts stages where the plan has them. Stages go round the devices, or there and back in a V of two
 /// per device.
-fn schedule(placement: &Placement, exported: &Exported) -> Result<Schedule, Diagnostic> {
-    let (stages, rows) = (placement.stages.len(), exported.rows.len());
+fn schedule(placement: &Placement, devices: &[DeviceId]) -> Result<Schedule, Diagnostic> {
+    let (stages, rows) = (placement.stages.len(), devices.len());
     let row = |at: usize| {
         let lead = placement.stages.as_slice()[at].lead();
-        exported.rows.iter().position(|device| *device == lead)
+        devices.iter().position(|device| *device == lead)
     };
     let loops = (0..stages).all(|at| row(at) == Some(at % rows));
     let turns = stages == 2 * rows && (0..stages).all(|at| row(at) == Some(at.min(stages - 1 - at)));

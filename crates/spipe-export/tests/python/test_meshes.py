@@ -11,7 +11,7 @@ import unittest
 import torch
 
 from processes import script
-from spipe import SPIPE, TEXT, events, losses, plan, rows, spipe, write_tensors
+from spipe import SPIPE, TEXT, events, losses, plan, rows, spipe, stages, write_tensors
 from test_parity import labels, tensors
 
 STEPS = 4
@@ -112,7 +112,9 @@ class Meshes(unittest.TestCase):
                  ("1f1b", (1, 2, 2), ["--sequence-parallel"], heads)]
         for system, mesh, options, config in cases:
             with self.subTest(system=system, mesh=mesh, options=options, config=config):
-                self.check(mesh, self.exported(mesh, *options, system=system, config=config), *RATE)
+                folder = self.exported(mesh, *options, system=system, config=config)
+                self.assertEqual(any(stage["recomputed"] for stage in stages(folder)), "--pin" in options)
+                self.check(mesh, folder, *RATE)
 
     def test_targets_that_do_not_count_are_shared_unequally(self):
         generator = torch.Generator().manual_seed(3)
