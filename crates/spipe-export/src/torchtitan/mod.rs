@@ -1,5 +1,6 @@
 //! torchtitan: a Python module with the configuration of its trainer.
 
+mod parts;
 mod refusal;
 mod settings;
 

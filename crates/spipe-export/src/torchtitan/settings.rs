@@ -1,11 +1,14 @@
 //! The values that the module of a plan reads: `plan.json`.
 
-use super::refusal;
+use super::{
+    parts::{Parts, Schedule},
+    refusal,
+};
 use crate::{Modules, network::Network, ranks::by_node, torch::Exported};
 use serde::Serialize;
 use spipe_base::{DeviceId, Diagnostic, Faults, LayerId};
 use spipe_model::{LayerKind, Precision};
-use spipe_plan::{Context, OrderKind, Placement, Plan, Sharding};
+use spipe_plan::{Context, Placement, Plan, Sharding};
 use spipe_schedule::{Order, order_of};
 use std::collections::BTreeMap;
 
@@ -48,14 +51,6 @@ struct Degrees {
     tensor: u64,
 }
 
-/// A schedule of PyTorch, and whether `schedule.csv` has its order.
-#[derive(Clone, Copy, Debug, Serialize)]
-#[serde(rename_all = "kebab-case")]
-struct Schedule {
-    name: &'static str,
-    csv: bool,
-}
-
 /// The sizes of a batch, in sequences.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -78,16 +73,13 @@ impl Settings {
         let (context, placement) = (plan.context(), plan.placement());
         let (workload, mesh) = (context.workload(), context.mesh());
         let exported = Exported::new(plan, &order_of(&context, placement)?, warnings)?;
-        let (rows, order) = in_order_of_stages(&exported);
-        let pipeline = rows.len();
-        let schedule = schedule(placement, &rows)?;
-        let (ranks, nodes) = ranks(&context, &rows)?;
+        let (parts, schedule) = Parts::of(placement, &exported)?;
+        let pipeline = parts.rows.len();
+        let (ranks, nodes) = ranks(&context, &parts.rows)?;
         let divides = mesh.sharding == Sharding::Optimizer;
         let whole = context.cost.whole_workload();
-        let stages = placement
-            .stages
-            .iter()
-            .map(|stage| stage.layers.iter().flat_map(|layer| modules(&context, layer)).collect());
+        let stages =
+            parts.layers.iter().map(|layers| layers.iter().flat_map(|layer| modules(&context, *layer)).collect());
         Ok(Self {
             format_version: 1,
             torchtitan: super::VERSION,
@@ -112,7 +104,7 @@ impl Settings {
             parameters: if workload.precision == Precision::Bf16 { "bfloat16" } else { "float32" },
             clip_norm: workload.clip_norm.map(f64::from),
             ranks,
-            order,
+            order: parts.order,
             nodes,
         })
     }
@@ -158,41 +150,6 @@ impl Settings {
             ("stages", stages),
             ("ranks", ranks.collect::<Vec<_>>().join(", ")),
         ]
-    }
-}
-
-/// The devices along the pipeline in the order of their first stages, as torchtitan counts them, and the order with these rows.
-fn in_order_of_stages(exported: &Exported) -> (Vec<DeviceId>, Order) {
-    let mut rows: Vec<_> = exported.rows.iter().zip(exported.order.devices()).collect();
-    rows.sort_by_key(|(_, tokens)| tokens.iter().map(|token| token.stage).min());
-    (
-        rows.iter().map(|(device, _)| **device).collect(),
-        Order::new(rows.into_iter().map(|(_, tokens)| tokens.clone()).collect()),
-    )
-}
-
-/// The schedule of PyTorch that puts stages where the plan has them. Stages go round the devices, or there and back in a V of two
-/// per device.
-fn schedule(placement: &Placement, devices: &[DeviceId]) -> Result<Schedule, Diagnostic> {
-    let (stages, rows) = (placement.stages.len(), devices.len());
-    let row = |at: usize| {
-        let lead = placement.stages.as_slice()[at].lead();
-        devices.iter().position(|device| *device == lead)
-    };
-    let loops = (0..stages).all(|at| row(at) == Some(at % rows));
-    let turns = stages == 2 * rows && (0..stages).all(|at| row(at) == Some(at.min(stages - 1 - at)));
-    let named = |name| Ok(Schedule { name, csv: false });
-    let listed = |name| Ok(Schedule { name, csv: true });
-    match placement.order {
-        OrderKind::OneForwardOneBackward { head_start: 0 } if loops && stages == rows => named("1F1B"),
-        OrderKind::Gpipe if loops && stages == rows => named("GPipe"),
-        _ if loops && stages == rows => listed("PipelineScheduleSingle"),
-        _ if loops && stages.is_multiple_of(rows) => listed("PipelineScheduleMulti"),
-        _ if turns => listed("ZBVZeroBubble"),
-        _ => {
-            let message = "its stages go neither round the devices nor there and back in a V";
-            Err(Diagnostic::error(message).hint("nearest: `option system 1f1b`, `interleaved-1f1b` or `zb-v`"))
-        }
     }
 }
 

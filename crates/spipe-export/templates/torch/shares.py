@@ -49,6 +49,7 @@ class Share:
         self.sums = {parameter: self.sum[place].view_as(part) for (_, parameter), place, part in zip(named, self.places, found, strict=True)}
         # Parameters of which each member of the team knows a part of the sum.
         self.partial: set[nn.Parameter] = set()
+        self.is_complete = False
         for _, parameter in named:
             parameter.register_post_accumulate_grad_hook(self.add)
         self.master = self.vector[self.own].to(torch.float32)
@@ -78,6 +79,9 @@ class Share:
     @torch.no_grad()
     def complete(self) -> None:
         """After the last backward: sums over the team, where members know parts."""
+        if self.is_complete:
+            return
+        self.is_complete = True
         self.add_rest()
         for _, parameter in self.named:
             if parameter in self.partial and isinstance(parameter, DTensor):
@@ -124,6 +128,7 @@ class Share:
             self.vector.copy_(self.master)
 
     def drop_gradients(self) -> None:
+        self.is_complete = False
         for _, parameter in self.named:
             parameter.grad = None
         self.sum.zero_()
@@ -187,6 +192,7 @@ class SharedOptimizer:
             part.reduce()
 
     def start(self, rate: float, factor: float = 1.0) -> None:
+        self.complete()
         for part in self.parts:
             part.step(rate, factor)
 

@@ -16,13 +16,14 @@ from test_parity import labels, tensors
 
 STEPS = 4
 RATE = ["--learning-rate", "1e-4"]
-# With SGD a step is proportional to the gradient after clipping; AdamW would hide a wrong norm.
+# With SGD a step is proportional to the gradient; AdamW would hide a wrong sum or norm.
 STEEP = ["--learning-rate", "0.3"]
-CLIPPED = ["--optimizer", "sgd", "--clip-norm", "0.5"]
+SGD = ["--optimizer", "sgd"]
+CLIPPED = [*SGD, "--clip-norm", "0.5"]
 # Pipeline, replicas, members of a team; then what else is divided.
 MESHES = {
     (2, 2, 1): ["--sharding", "none"],
-    (2, 1, 2): [],
+    (2, 1, 2): ["--sequence-parallel"],
     (1, 2, 2): ["--sharding", "optimizer"],
     (2, 2, 2): ["--sequence-parallel", "--sharding", "optimizer"],
 }
@@ -87,11 +88,11 @@ class Meshes(unittest.TestCase):
     def test_losses_and_weights_are_those_of_one_process(self):
         for mesh, options in MESHES.items():
             with self.subTest(mesh=mesh):
-                folder = self.exported(mesh, *options)
+                folder = self.exported(mesh, *options, *SGD)
                 self.assertEqual(len(rows(folder)), mesh[0])
                 weights = os.path.join(folder, "after"), os.path.join(folder, "after-one")
-                one = losses(self.run_in(folder, 1, "--one-process", *RATE, "--save-weights", weights[1]))
-                self.close(losses(self.run_in(folder, size(mesh), *RATE, "--save-weights", weights[0])), one)
+                one = losses(self.run_in(folder, 1, "--one-process", *STEEP, "--save-weights", weights[1]))
+                self.close(losses(self.run_in(folder, size(mesh), *STEEP, "--save-weights", weights[0])), one)
                 found, expected = map(tensors, weights)
                 self.assertEqual(found.keys(), expected.keys())
                 for name, tensor in expected.items():
@@ -102,7 +103,7 @@ class Meshes(unittest.TestCase):
             with self.subTest(mesh=mesh):
                 folder = self.exported(mesh, *options, *CLIPPED, tied=True)
                 clipped = losses(self.check(mesh, folder, *STEEP))
-        free = losses(self.run_in(self.exported((2, 2, 1), "--optimizer", "sgd", tied=True), 4, *STEEP))
+        free = losses(self.run_in(self.exported((2, 2, 1), *SGD, tied=True), 4, *STEEP))
         self.assertGreater(abs(free[-1] - clipped[-1]), 0.1, "the norm is above the limit")
 
     def test_other_orders_recompute_and_norms_of_heads(self):
@@ -112,9 +113,9 @@ class Meshes(unittest.TestCase):
                  ("1f1b", (1, 2, 2), ["--sequence-parallel"], heads)]
         for system, mesh, options, config in cases:
             with self.subTest(system=system, mesh=mesh, options=options, config=config):
-                folder = self.exported(mesh, *options, system=system, config=config)
+                folder = self.exported(mesh, *options, *SGD, system=system, config=config)
                 self.assertEqual(any(stage["recomputed"] for stage in stages(folder)), "--pin" in options)
-                self.check(mesh, folder, *RATE)
+                self.check(mesh, folder, *STEEP)
 
     def test_targets_that_do_not_count_are_shared_unequally(self):
         generator = torch.Generator().manual_seed(3)
@@ -164,7 +165,7 @@ class Meshes(unittest.TestCase):
     def saved_by(self, mesh):
         """A checkpoint of SGD, which has no moments."""
         saved = os.path.join(self.root, "without-moments")
-        self.run_in(self.exported(mesh, "--optimizer", "sgd", tied=True), size(mesh), "--checkpoint-dir", saved, steps=1)
+        self.run_in(self.exported(mesh, *SGD, tied=True), size(mesh), "--checkpoint-dir", saved, steps=1)
         return saved
 
     def fault(self, folder, world, options):
