@@ -76,6 +76,9 @@ PIP = timeout 2400 $(TORCH_ENV)/$(PIP_INSTALL)
 # Its readers need protobuf alone.
 CHAKRA := mlc-chakra==1.0.0
 MEGATRON := megatron-core==0.16.1
+# With what its configuration and models import.
+TORCHTITAN := torchtitan==0.3.0 torchdata==0.11.0 torch_checkpointing==0.1.1 spmd_types==0.2.3 tyro==1.0.17 docstring_parser==0.18.0 \
+  typeguard==4.6.1 tensorboard==2.21.0 absl-py==2.5.1
 ## Exports run by PyTorch itself, from PyPI, in a virtual environment of its own: losses, logits, traces, refusals.
 test-torch: build $(TORCH_ENV)/ready
 	cd $(PYTHON_TESTS) && OMP_NUM_THREADS=1 SPIPE=$(CURDIR)/target/release/spipe \
@@ -91,7 +94,7 @@ $(TORCH_ENV)/ready: $(PYTHON_TESTS)/requirements.txt
 	@python3 -c 'import ensurepip, venv' || { echo "venv is missing (Debian: python3-venv)"; exit 1; }
 	python3 -m venv $(TORCH_ENV)
 	@echo "installing PyTorch and others into $(TORCH_ENV): 3 GB to fetch, 6 GB on disk"
-	@$(PIP) -r $< && $(PIP) --no-deps $(CHAKRA) $(MEGATRON) || { \
+	@$(PIP) -r $< && $(PIP) --no-deps $(CHAKRA) $(MEGATRON) $(TORCHTITAN) || { \
 	  echo "PyTorch could not be installed into $(TORCH_ENV): is there a network, and room? make test-torch tries again"; exit 1; }
 	touch $@
 

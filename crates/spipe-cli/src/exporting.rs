@@ -137,7 +137,7 @@ pub fn expectation(plan: &Plan) -> Result<String, Failure> {
 fn tokens(plan: &Plan, extras: &Extras<'_>) -> Result<Option<Vec<u8>>, Failure> {
     let Some(path) = extras.data else { return Ok(None) };
     let context = plan.context();
-    let workload = context.workload();
+    let workload = &context.cost.whole_workload();
     let encoding = Encoding::new(extras.tokenizer)?;
     let Data::Tokens(tokens) = data::read(path, &encoding, context.model, workload)? else {
         return Err(Failure::argument(format!("`{path}` is no text"), "give a text, or leave `--data` out"));

@@ -121,7 +121,7 @@ fn fastest(engine: &Engine<'_>, plan: &Plan) -> Option<(System, SimTime)> {
 /// A plan of the same model, machine and batch with this system, if there is one.
 fn planned(plan: &Plan, system: System, left: Duration) -> Option<spipe_search::Found> {
     let context = plan.context();
-    let workload = *context.workload();
+    let workload = context.cost.whole_workload();
     let machine = Machine::new(context.hardware, None, workload.mode).ok()?;
     let sizes = workloads(workload, workload.global_batch(), "auto").ok()?;
     let request = Request {

@@ -62,7 +62,7 @@ impl Zero {
     }
 }
 
-const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: false, bases: false };
+const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: false, bases: false, meshes: false };
 
 /// The folder that `deepspeed` or `torchrun` runs: configuration, script and settings. `nvme` is the
 /// mount point of a drive: it has what the plan keeps on a drive, or else all shards of ZeRO-Infinity.

@@ -1,6 +1,6 @@
 //! The engines of others that run exported plans.
 
-use crate::{Modules, deepspeed, fsdp, megatron, torch};
+use crate::{Modules, deepspeed, fsdp, megatron, torch, torchtitan};
 use spipe_base::Faults;
 use spipe_plan::Plan;
 
@@ -15,11 +15,13 @@ pub enum Engine {
     Deepspeed,
     /// Megatron-LM.
     Megatron,
+    /// torchtitan.
+    Torchtitan,
 }
 
 impl Engine {
     /// All engines.
-    pub const ALL: [Self; 4] = [Self::Torch, Self::Fsdp, Self::Deepspeed, Self::Megatron];
+    pub const ALL: [Self; 5] = [Self::Torch, Self::Fsdp, Self::Deepspeed, Self::Megatron, Self::Torchtitan];
 
     /// Its name, as the export has it.
     pub const fn name(self) -> &'static str {
@@ -28,13 +30,14 @@ impl Engine {
             Self::Fsdp => "fsdp",
             Self::Deepspeed => "deepspeed",
             Self::Megatron => "megatron",
+            Self::Torchtitan => "torchtitan",
         }
     }
 
     /// Whether exported plans were run on a GPU.
     pub const fn tested_on_gpu(self) -> bool {
         match self {
-            Self::Torch | Self::Fsdp | Self::Deepspeed | Self::Megatron => false,
+            Self::Torch | Self::Fsdp | Self::Deepspeed | Self::Megatron | Self::Torchtitan => false,
         }
     }
 
@@ -48,6 +51,7 @@ impl Engine {
             Self::Fsdp => fsdp::check(plan, modules),
             Self::Deepspeed => deepspeed::check(plan, modules),
             Self::Megatron => megatron::check(plan),
+            Self::Torchtitan => torchtitan::check(plan),
         }
     }
 }

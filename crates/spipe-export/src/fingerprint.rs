@@ -8,6 +8,10 @@ pub fn fingerprint(plan: &Plan) -> String {
     let (context, placement) = (plan.context(), plan.placement());
     let (workload, devices) = (context.workload(), context.hardware.devices());
     let mut sum = crc32fast::Hasher::new();
+    let mesh = context.mesh();
+    if !mesh.is_single() {
+        sum.update(format!("{} {} {:?}", mesh.data(), mesh.tensor(), (mesh.sharding.name(), mesh.sequence)).as_bytes());
+    }
     let batch = (workload.microbatch, workload.microbatches, workload.seq_len);
     sum.update(format!("{} {batch:?}", placement.name()).as_bytes());
     for Stage { team, layers, recomputed, offload, optimizer, .. } in &placement.stages {

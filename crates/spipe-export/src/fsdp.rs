@@ -14,7 +14,7 @@ use spipe_plan::{Plan, uses_drives};
 
 const SCRIPTS: [(&str, &str); 1] = [("train.py", include_str!("../templates/fsdp/train.py"))];
 
-const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: true, bases: false };
+const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: true, bases: false, meshes: false };
 
 /// The folder that `torchrun` runs: scripts and settings of a plan of FSDP, or of ZeRO-Infinity,
 /// whose shards are in host memory.

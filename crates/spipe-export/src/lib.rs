@@ -3,6 +3,7 @@
 //! ```text
 //! Plan ─┬► fsdp, deepspeed ──► plan.json, ds_config.json, *.py, README.md
 //!       ├► megatron ──► arguments.txt, megatron.json, README.md
+//!       ├► torchtitan ► plan.py, plan.json, schedule.csv, README.md
 //!       ├► chakra ──► trace.0.et, trace.1.et, …, README.md
 //!       └► torch ───► schedule.csv, plan.json, *.py, README.md ──► torchrun, one process per device
 //!                                                                      │
@@ -33,6 +34,7 @@ mod ranks;
 mod sharded;
 mod topology;
 mod torch;
+mod torchtitan;
 mod training;
 mod weights;
 
@@ -53,4 +55,5 @@ pub use profiler::{ImportError, Imported, ProfilerFile, import};
 pub use program::schema;
 pub use topology::{Printed, hardware_from_topology};
 pub use torch::torch;
+pub use torchtitan::torchtitan;
 pub use weights::{different_fields, listed_tokens};

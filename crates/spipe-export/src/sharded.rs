@@ -78,7 +78,7 @@ impl Sharded {
             model: network.clone(),
             ranks: ranks(plan, &devices, steps_on),
             stages: placement.stages.iter().map(group).collect(),
-            batch: Batch::of(workload),
+            batch: Batch::of(&context),
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
             offloads,

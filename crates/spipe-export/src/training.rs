@@ -9,7 +9,7 @@ use spipe_plan::Plan;
 /// The formats of a base that bitsandbytes stores and trains adapters on.
 const BASES: [BaseFormat; 3] = [BaseFormat::Nf4, BaseFormat::Fp4, BaseFormat::Int8];
 
-/// The optimizers of an engine, whether it trains adapters, and on which bases.
+/// The optimizers of an engine, whether it trains adapters, and on which bases, and whether it has meshes.
 #[derive(Clone, Copy, Debug)]
 pub struct Training {
     /// The optimizers.
@@ -18,6 +18,8 @@ pub struct Training {
     pub adapters: bool,
     /// Whether frozen matrices under adapters may be stored in fewer bits.
     pub bases: bool,
+    /// Whether several replicas train, and teams that share layers.
+    pub meshes: bool,
 }
 
 impl Training {
@@ -38,7 +40,8 @@ impl Training {
             (mesh.expert, "experts that devices divide", "expert-parallel"),
             (mesh.data(), "replicas of a pipeline", "data-parallel"),
         ];
-        if let Some((degree, what, option)) = degrees.into_iter().find(|(degree, ..)| *degree > 1) {
+        let refused = if self.meshes { &degrees[1..3] } else { &degrees[..] };
+        if let Some((degree, what, option)) = refused.iter().find(|(degree, ..)| *degree > 1) {
             let hint = format!("plan with `option {option} 1`, or see whether `command export megatron` takes it");
             refuse(&format!("{what} (degree {degree})"), &hint);
         }

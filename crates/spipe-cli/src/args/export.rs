@@ -13,6 +13,8 @@ pub enum Export {
     Deepspeed(ExportDeepspeed),
     /// Megatron-LM: arguments of pretrain_gpt.py, and values of Megatron Core's configurations
     Megatron(ExportPlan),
+    /// torchtitan: a Python module with the configuration of its trainer
+    Torchtitan(ExportPlan),
     /// Execution traces of MLCommons Chakra, for ASTRA-sim and its kin: one iteration of any plan
     Chakra(ExportPlan),
 }

@@ -8,8 +8,8 @@ use crate::{
     nearest::{self, Engine},
     output,
 };
-use spipe_base::Diagnostic;
-use spipe_export::{Beside, Modules};
+use spipe_base::{Diagnostic, Faults};
+use spipe_export::{Beside, Folder, Modules};
 use spipe_model::Architecture;
 use spipe_plan::Plan;
 use spipe_schedule::Order;
@@ -28,13 +28,8 @@ pub fn run(what: &Export) -> Result<(), Failure> {
         Export::Deepspeed(ExportDeepspeed { folder, nvme }) => {
             export(folder, &deepspeed(nvme.as_deref(), folder.modules.into()))
         }
-        Export::Megatron(ExportPlan { plan, output }) => {
-            let destination = Destination::open(output)?;
-            let folder = spipe_export::megatron(&input::plan(plan)?)?;
-            destination.write(&folder.files.into_iter().map(|(name, text)| (name, text.into_bytes())).collect())?;
-            output::talk(&format!("wrote `{output}`; its README.md has the commands"));
-            Ok(())
-        }
+        Export::Megatron(what) => configure(what, spipe_export::megatron),
+        Export::Torchtitan(what) => configure(what, spipe_export::torchtitan),
         Export::Chakra(ExportPlan { plan, output }) => {
             let destination = Destination::open(output)?;
             let plan = input::plan(plan)?;
@@ -57,6 +52,16 @@ fn fsdp(modules: Modules) -> Engine<'static> {
 fn deepspeed(nvme: Option<&str>, modules: Modules) -> Engine<'_> {
     let make = move |plan: &Plan, beside| spipe_export::deepspeed(plan, nvme, beside);
     Engine { name: "deepspeed", modules, systems: &nearest::ZERO, make: Box::new(make) }
+}
+
+/// Writes the configuration of an engine that has a model and data of its own.
+fn configure(what: &ExportPlan, make: fn(&Plan) -> Result<Folder, Faults>) -> Result<(), Failure> {
+    let destination = Destination::open(&what.output)?;
+    let folder = make(&input::plan(&what.plan)?)?;
+    output::warn(folder.warnings.iter());
+    destination.write(&folder.files.into_iter().map(|(name, text)| (name, text.into_bytes())).collect())?;
+    output::talk(&format!("wrote `{}`; its README.md has the commands", what.output));
+    Ok(())
 }
 
 /// Writes the folder that the engine makes of the plan.

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use spipe_base::{DeviceId, Diagnostic, Faults, LayerId};
 use spipe_cost::{Optimizer, Workload};
 use spipe_model::{LayerKind, Mlp, Norm, Positions, Precision, Transformer};
-use spipe_plan::{Context, Layout, Mesh, Placement, Plan, Sharding};
+use spipe_plan::{Context, Knob, Layout, Mesh, Placement, Plan, Sharding};
 use std::collections::BTreeSet;
 
 /// The formats of products in 8 bits: more mantissa in the forward, more exponent for gradients (Micikevicius et al. 2022,
@@ -65,6 +65,11 @@ impl<'a> Settings<'a> {
         self.placement.devices().len() as u64
     }
 
+    /// The microbatches that pass through one chunk before the next, where the plan says how many.
+    fn group(&self) -> Option<u64> {
+        Knob::Group.of(self.placement)
+    }
+
     fn divides_optimizer(&self) -> bool {
         self.placement.mesh.sharding == Sharding::Optimizer
     }
@@ -78,6 +83,9 @@ impl<'a> Settings<'a> {
         with("pipeline-model-parallel-size", &self.pipeline());
         if let Some(layout) = &self.layout {
             with("pipeline-model-parallel-layout", layout);
+        }
+        if let Some(group) = self.group() {
+            with("microbatch-group-size-per-virtual-pipeline-stage", &group);
         }
         with("num-layers", &self.model.layers);
         with("hidden-size", &block.hidden);
@@ -191,6 +199,9 @@ impl<'a> Settings<'a> {
         if let Some(layout) = &self.layout {
             more.insert("pipeline_model_parallel_layout".into(), json!(layout));
             more.insert("pipeline_dtype".into(), json!(half));
+        }
+        if let Some(group) = self.group() {
+            more.insert("microbatch_group_size_per_vp_stage".into(), json!(group));
         }
         let recompute = match self.recompute {
             Recompute::None => None,

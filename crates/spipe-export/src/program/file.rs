@@ -212,7 +212,7 @@ impl ProgramFile {
             model: network.clone(),
             frozen: layers.enumerate().filter(|(_, layer)| !layer.learns()).map(|(id, _)| id).collect(),
             without_backward: program.shape().without_backward,
-            batch: Batch::of(workload),
+            batch: Batch::of(&context),
             precision: workload.precision.name().into(),
             clip_norm: workload.clip_norm.map(f64::from),
             ranks: ranks.list(plan),

@@ -41,7 +41,7 @@ const SCRIPTS: [(&str, &str); 19] = [
     ("traces.py", include_str!("../../templates/program/traces.py")),
 ];
 
-const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: true, bases: false };
+const TRAINING: Training = Training { optimizers: &[Optimizer::Adamw], adapters: true, bases: false, meshes: false };
 
 /// Whether a plan is beyond PyTorch's pipeline runtime and its hooks, and needs the interpreter.
 pub fn is_needed(plan: &Plan) -> bool {

@@ -1,5 +1,6 @@
 //! PyTorch's pipeline runtime: one process per device, and the order as `schedule.csv`.
 
+mod mesh;
 mod order;
 mod refusal;
 mod settings;
@@ -12,7 +13,8 @@ use crate::{
     program,
     training::Training,
 };
-use order::Exported;
+pub(crate) use order::Exported;
+pub(crate) use refusal::check as check_runtime;
 use settings::Settings;
 use spipe_base::{Bytes, DeviceId, Diagnostic, Faults};
 use spipe_cost::Optimizer;
@@ -20,18 +22,23 @@ use spipe_model::{Architecture, Precision};
 use spipe_plan::{Plan, Stage};
 use spipe_schedule::{Order, order_of};
 
-const SCRIPTS: [(&str, &str); 5] = [
+const SCRIPTS: [(&str, &str); 9] = [
     ("train.py", include_str!("../../templates/torch/train.py")),
     ("pipeline.py", include_str!("../../templates/torch/pipeline.py")),
     ("rates.py", include_str!("../../templates/common/rates.py")),
     ("rules.py", include_str!("../../templates/torch/rules.py")),
     ("optimizer.py", include_str!("../../templates/torch/optimizer.py")),
+    ("axes.py", include_str!("../../templates/torch/axes.py")),
+    ("team.py", include_str!("../../templates/torch/team.py")),
+    ("shares.py", include_str!("../../templates/torch/shares.py")),
+    ("whole.py", include_str!("../../templates/torch/whole.py")),
 ];
 
 const TRAINING: Training = Training {
     optimizers: &[Optimizer::Adamw, Optimizer::Adamw8bit, Optimizer::Adafactor, Optimizer::Lion, Optimizer::Sgd],
     adapters: true,
     bases: true,
+    meshes: true,
 };
 
 /// The folder that `torchrun` runs: scripts, settings and the order of `plan`, or another order of
@@ -81,6 +88,7 @@ fn checked(
 ) -> Result<(Network, Exported), Faults> {
     refusal::check(plan)?;
     TRAINING.check(plan, modules)?;
+    mesh::check(plan, modules)?;
     let (context, placement) = (plan.context(), plan.placement());
     let network = Network::of(context.model, modules)?.on_base(&context);
     let order = match custom {
@@ -129,7 +137,7 @@ fn unplanned_sums(plan: &Plan) -> Option<(String, Bytes)> {
     let (context, placement) = (plan.context(), plan.placement());
     let workload = context.workload();
     let narrow = workload.precision != Precision::Fp32 && workload.formats.gradients.is_none();
-    if !narrow || workload.microbatches < 2 {
+    if !narrow || (workload.microbatches < 2 && context.mesh().data() == 1) {
         return None;
     }
     let parameters =
@@ -155,6 +163,7 @@ fn readme(plan: &Plan, settings: &Settings, launch: &Launch) -> String {
             ("ranks", settings.ranks().len().to_string()),
             ("commands", launch.commands()),
             ("table", settings.table()),
+            ("mesh", settings.mesh_words()),
             ("state", state.into()),
             ("options", OPTIONS.into()),
         ],

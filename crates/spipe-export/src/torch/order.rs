@@ -1,5 +1,6 @@
 //! The order as PyTorch's runtime executes it.
 
+use super::mesh::{self, Places};
 use crate::ranks::by_node;
 use spipe_base::{DeviceId, Diagnostic, Faults, StageId};
 use spipe_plan::Plan;
@@ -11,8 +12,12 @@ use std::collections::BTreeSet;
 pub struct Exported {
     /// The order.
     pub order: Order,
-    /// The device of each rank.
-    pub ranks: Vec<DeviceId>,
+    /// The device of each row: on a mesh the lead of the first replica's team.
+    pub rows: Vec<DeviceId>,
+    /// The device of each process, those of one computer one after the other.
+    pub processes: Vec<DeviceId>,
+    /// The processes of each row, where a row has several.
+    pub places: Option<Places>,
 }
 
 impl Exported {
@@ -32,10 +37,11 @@ impl Exported {
             let message = format!("the order has {} microbatches, the plan has {microbatches}", order.microbatches());
             return Err(Diagnostic::error(message).hint("number the plan's microbatches from 0").into());
         }
-        let (order, ranks) = by_computer(plan, order, ranks(plan, order)?);
+        let (order, rows) = by_computer(plan, order, ranks(plan, order)?);
+        let (processes, places) = mesh::processes(plan, &rows)?;
         let split = split_and_repeated(plan, &order);
         if split.is_empty() {
-            return Ok(Self { order, ranks });
+            return Ok(Self { order, rows, processes, places });
         }
         let fused = fused(&order, &split);
         let names: Vec<String> = split.iter().map(|stage| format!("`{stage}`")).collect();
@@ -49,7 +55,7 @@ impl Exported {
         }
         let message = format!("stages {names} get fused backwards: PyTorch would recompute split ones three times");
         warnings.push(Diagnostic::warning(message).hint("expect longer steps than predicted"));
-        Ok(Self { order: fused, ranks })
+        Ok(Self { order: fused, rows, processes, places })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The settings that the scripts read: `plan.json`.
 
-use super::order::Exported;
+use super::{mesh::Places, order::Exported};
 use crate::{
     batch::Batch,
     fingerprint::fingerprint,
@@ -21,6 +21,8 @@ pub struct Settings {
     fingerprint: String,
     model: Network,
     ranks: Vec<Rank>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mesh: Option<Places>,
     stages: Vec<StageSettings>,
     batch: Batch,
     precision: &'static str,
@@ -34,6 +36,7 @@ pub struct Settings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 struct StageSettings {
+    /// The row of the order: the process, or the place along the pipeline of a mesh.
     rank: usize,
     first_layer: usize,
     last_layer: usize,
@@ -61,13 +64,15 @@ impl Settings {
             system: placement.name().into(),
             fingerprint: fingerprint(plan),
             model: network.clone(),
-            ranks: ranks(plan, &exported.ranks, steps_on),
+            ranks: ranks(plan, &exported.processes, steps_on),
+            mesh: exported.places.clone(),
             stages,
-            batch: Batch::of(workload),
+            batch: Batch::of(&context),
             precision: workload.precision.name(),
             clip_norm: workload.clip_norm.map(f64::from),
             optimizer: workload.optimizer.name(),
-            overlaps: !placement.update.is_phase(),
+            // Replicas reduce their gradients when all backwards are done.
+            overlaps: !placement.update.is_phase() && context.mesh().data() == 1,
             wide_sums: workload.formats.gradients != Some(GradientFormat::Bf16),
         }
     }
@@ -92,16 +97,26 @@ impl Settings {
         self.stages.iter().any(|stage| stage.offloads)
     }
 
+    /// The mesh in words, if there is one.
+    pub fn mesh_words(&self) -> String {
+        self.mesh.as_ref().map_or(String::new(), Places::words)
+    }
+
     /// Ranks and stages as a table of Markdown.
     pub fn table(&self) -> String {
         let mut table =
             String::from("| stage | rank | device | layers | recomputed | optimizer |\n|---|---|---|---|---|---|\n");
         for (index, stage) in self.stages.iter().enumerate() {
-            let Rank { device, kind, .. } = &self.ranks[stage.rank];
+            let processes = self.mesh.as_ref().map_or(vec![stage.rank], |mesh| mesh.of_row(stage.rank));
+            let Rank { device, kind, .. } = &self.ranks[processes[0]];
+            let processes: Vec<String> = processes.iter().map(usize::to_string).collect();
             let optimizer = if stage.optimizer_on_host { "host" } else { "device" };
             table += &format!(
                 "| {index} | {} | {device} ({kind}) | {}..{} | {} | {optimizer} |\n",
-                stage.rank, stage.first_layer, stage.last_layer, stage.recomputed
+                processes.join(" "),
+                stage.first_layer,
+                stage.last_layer,
+                stage.recomputed
             );
         }
         table
@@ -113,7 +128,7 @@ fn stage_settings(plan: &Plan, exported: &Exported, (id, stage): (StageId, &Stag
     let layers = context.model.layers();
     let device = &context.hardware.devices()[stage.lead()];
     StageSettings {
-        rank: exported.ranks.iter().position(|rank| *rank == stage.lead()).unwrap_or(id.index()),
+        rank: exported.rows.iter().position(|rank| *rank == stage.lead()).unwrap_or(id.index()),
         first_layer: stage.layers.first().index(),
         last_layer: stage.layers.last().index(),
         recomputed: stage.recomputed,

@@ -108,14 +108,19 @@ class Checkpoints:
                     os.remove(os.path.join(folder, MANIFEST))
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def load(self, tensors: Mapping[str, Numbers]) -> tuple[int, dict[str, float]]:
-        """Copies the newest checkpoint into `tensors`, one piece after the other; its step, and the numbers of this process."""
+    def newest(self) -> Found:
+        """The newest whole checkpoint."""
         found = next(self.whole(), None)
         if found is None:
             raise Fault(f"`{self.folder}` has no checkpoint to go on from: leave --resume out to start at the first step")
+        if found.manifest.get("format-version") != FORMAT:
+            raise Fault(f"the checkpoint `{found.folder}` has format {found.manifest.get('format-version')}, this script reads {FORMAT}")
+        return found
+
+    def load(self, tensors: Mapping[str, Numbers]) -> tuple[int, dict[str, float]]:
+        """Copies the newest checkpoint into `tensors`, one piece after the other; its step, and the numbers of this process."""
+        found = self.newest()
         manifest = found.manifest
-        if manifest.get("format-version") != FORMAT:
-            raise Fault(f"the checkpoint `{found.folder}` has format {manifest.get('format-version')}, this script reads {FORMAT}")
         if manifest["plan"] != self.fingerprint:
             raise Fault(f"the checkpoint `{found.folder}` is of plan {manifest['plan']}, this one is {self.fingerprint}")
         if manifest["ranks"] != self.size:
@@ -146,18 +151,34 @@ def check_shared(folder: str, rank: int, barrier: Callable[[], None]) -> None:
         raise Fault(f"rank {rank} does not see in `{folder}` the file that rank 0 wrote: all nodes must share the folder")
 
 
+def verify(path: str, expected: dict[str, int]) -> None:
+    """Refuses a file that is not the one of the manifest."""
+    checksum, size = 0, 0
+    try:
+        with open(path, "rb") as file:
+            while piece := file.read(storage.PIECE):
+                checksum, size = zlib.crc32(piece, checksum), size + len(piece)
+    except OSError as error:
+        raise Fault(f"cannot read `{path}`: {error.strerror}") from None
+    if (size, checksum) != (expected["bytes"], expected["crc32"]):
+        raise damaged(path)
+
+
+def damaged(path: str) -> Fault:
+    return Fault(f"`{path}` is damaged: its size or checksum is not that of the manifest; remove its folder to go on from the one before")
+
+
 def read(path: str, expected: dict[str, int], tensors: Mapping[str, Numbers]) -> dict[str, float]:
     """Copies the tensors of a file in the order in which they lie in it; the numbers beside them."""
-    damaged = Fault(f"`{path}` is damaged: its size or checksum is not that of the manifest; remove its folder to go on from the one before")
     try:
         with open(path, "rb") as file:
             if os.fstat(file.fileno()).st_size != expected["bytes"]:
-                raise damaged
+                raise damaged(path)
             head = file.read(8)
             head += file.read(min(int.from_bytes(head, "little"), expected["bytes"]))
             checksum = zlib.crc32(head)
             if checksum != expected["header-crc32"]:
-                raise damaged
+                raise damaged(path)
             header = json.loads(head[8:])
             described = header.pop("__metadata__")
             check_names(path, header, tensors)
@@ -166,7 +187,7 @@ def read(path: str, expected: dict[str, int], tensors: Mapping[str, Numbers]) ->
     except OSError as error:
         raise Fault(f"cannot read `{path}`: {error.strerror}") from None
     if checksum != expected["crc32"]:
-        raise damaged
+        raise damaged(path)
     return {name: float(number) for name, number in json.loads(described["numbers"]).items()}
 
 

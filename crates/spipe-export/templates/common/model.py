@@ -49,8 +49,9 @@ def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, window: 
     return F.scaled_dot_product_attention(query, key, value, attn_mask=(behind >= 0) & (behind < window))
 
 
-def heads(x: torch.Tensor, count: int) -> torch.Tensor:
-    return x.view(*x.shape[:2], count, -1).transpose(1, 2)
+def heads(x: torch.Tensor, width: int) -> torch.Tensor:
+    """Heads of this width: all of them, or those of a member of a team."""
+    return x.view(*x.shape[:2], -1, width).transpose(1, 2)
 
 
 class LlamaAttention(nn.Module):
@@ -65,13 +66,11 @@ class LlamaAttention(nn.Module):
         if model["qk-norm"]:
             self.q_norm = RMSNorm(width, model["norm-epsilon"])
             self.k_norm = RMSNorm(width, model["norm-epsilon"])
-        self.counts = (model["heads"], model["kv-heads"])
-        self.qk_norm, self.window = model["qk-norm"], window
+        self.width, self.qk_norm, self.window = width, model["qk-norm"], window
         self.rotary = (width, model["rotary-base"], tuple((model["rotary-scaling"] or {}).items()))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query = heads(self.q_proj(x), self.counts[0])
-        key, value = (heads(projection(x), self.counts[1]) for projection in (self.k_proj, self.v_proj))
+        query, key, value = (heads(projection(x), self.width) for projection in (self.q_proj, self.k_proj, self.v_proj))
         if self.qk_norm:
             query, key = self.q_norm(query), self.k_norm(key)
         mixed = attend(rotate(query, self.rotary), rotate(key, self.rotary), value, self.window)
@@ -133,10 +132,10 @@ class Gpt2Attention(nn.Module):
         super().__init__()
         self.c_attn = Conv1D(model["hidden"], 3 * model["hidden"])
         self.c_proj = Conv1D(model["hidden"], model["hidden"])
-        self.count = model["heads"]
+        self.width = model["head-dim"]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = (heads(part, self.count) for part in self.c_attn(x).chunk(3, dim=-1))
+        query, key, value = (heads(part, self.width) for part in self.c_attn(x).chunk(3, dim=-1))
         y: torch.Tensor = self.c_proj(attend(query, key, value, None).transpose(1, 2).flatten(2))
         return y
 

@@ -1,6 +1,6 @@
 """Stages: consecutive layers of the model on one device."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -32,7 +32,8 @@ class Stage(nn.Module):
     """
 
     def __init__(self, model: dict[str, Any], stage: dict[str, Any], device: torch.device, dtype: torch.dtype,
-                 boundary: tuple[torch.device, torch.dtype]) -> None:
+                 boundary: tuple[torch.device, torch.dtype], divide: Callable[[nn.ModuleList, int], None] | None = None) -> None:
+        """`divide` gives this process its part of layers, whose first has this number, before they get memory."""
         super().__init__()
         self.model = model
         self.first: int = stage["first-layer"]
@@ -40,6 +41,8 @@ class Stage(nn.Module):
         self.recomputed, self.offloads = stage["recomputed"], stage["offloads"]
         self.device, self.dtype, self.boundary = device, dtype, boundary
         self.layers = nn.ModuleList(layers(model, range(self.first, self.last + 1)))
+        if divide is not None:
+            divide(self.layers, self.first)
         give_memory(self.layers, device, dtype)
         for index in stage["frozen"]:
             self.layers[index - self.first].requires_grad_(False)

@@ -50,7 +50,7 @@ class Safetensors:
         except (OSError, ValueError, struct.error) as error:
             raise Fault(f"cannot read `{path}` as safetensors: {error}") from None
         self.start = 8 + length
-        self.header.pop("__metadata__", None)
+        self.described: dict[str, str] = self.header.pop("__metadata__", {})
 
     def read(self, name: str) -> torch.Tensor:
         """A tensor over the mapped file."""

@@ -68,6 +68,10 @@ class Part:
             if gradient is not None:
                 yield name, gradient
 
+    def for_norm(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The gradients in the norm of all."""
+        return self.gradients()
+
     def step(self, rate: float, factor: float) -> None:
         """One step with these gradients, multiplied by `factor`."""
         if self.is_apart:
@@ -140,6 +144,9 @@ class StageOptimizer:
     def complete(self) -> None:
         for part in self.parts:
             part.complete()
+
+    def reduce(self) -> None:
+        """Nothing: there are no other replicas, whose gradients would be added."""
 
     def start(self, rate: float, factor: float = 1.0) -> None:
         """Starts the step, once the stage's gradients are complete."""

@@ -6,14 +6,19 @@ its actions, such as 0F2 (stage 0, forward, microbatch 2), B (backward), I and W
 
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
+from torch.distributed.tensor.parallel import loss_parallel
 
 import place
+import team
+from axes import Axes
 from model import HEAD, table
 from stage import Stage, tie
 from storage import Fault
@@ -36,6 +41,7 @@ class World:
         self.is_mixed, self.nccl = any(on_gpu) and not all(on_gpu), all(on_gpu)
         place.join("cpu:gloo,cuda:nccl" if self.nccl else "gloo")
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self.axes = Axes(settings.get("mesh"), self.device.type)
 
     def stages(self) -> dict[int, Stage]:
         """The stages of this process, by their numbers."""
@@ -45,23 +51,35 @@ class World:
         boundary = (torch.device("cpu") if self.is_mixed else self.device, plan)
         own = {}
         for index, stage in enumerate(self.settings["stages"]):
-            if stage["rank"] == self.rank:
+            if stage["rank"] == self.axes.row:
                 dtype = TYPES[stage["computes-in"]] if self.device.type == "cpu" else plan
-                own[index] = Stage(self.settings["model"], stage, self.device, dtype, boundary)
+                own[index] = Stage(self.settings["model"], stage, self.device, dtype, boundary, self.divider(dtype))
         tie(own.values())
         return own
 
+    def divider(self, dtype: torch.dtype) -> Callable[[torch.nn.ModuleList, int], None] | None:
+        """The division of layers in a team."""
+        mesh, model = self.axes.team, self.settings["model"]
+        if mesh is None:
+            return None
+
+        def divide(layers: torch.nn.ModuleList, first: int) -> None:
+            team.divide(layers, first, model, mesh, self.axes.divides_tokens)
+            team.give_memory(layers, self.device, dtype)
+
+        return divide
+
     def tied(self, stages: dict[int, Stage]) -> tuple[set[str], dist.ProcessGroup | None]:
-        """Names of tied parameters that are here, and the group of the two processes that hold copies of them."""
+        """Names of tied parameters that are here, and the group of the two processes that hold copies of them, or of the same part of them."""
         model, all_stages = self.settings["model"], self.settings["stages"]
-        pair = sorted({all_stages[0]["rank"], all_stages[-1]["rank"]})
+        rows = sorted({all_stages[0]["rank"], all_stages[-1]["rank"]})
         if not model["tied"]:
             return set(), None
         # Both names are one parameter where both ends are in one process; gradients then add up by themselves.
         names = {table(model), HEAD}
-        group = dist.new_group(pair) if len(pair) > 1 else None
-        # A process that is not in the group gets a number in its place.
-        group = group if isinstance(group, dist.ProcessGroup) else None
+        groups = [dist.new_group(pair) for pair in self.axes.across(rows)] if len(rows) > 1 else []
+        # A process that is not in a group gets a number in its place.
+        group = next((group for group in groups if isinstance(group, dist.ProcessGroup)), None)
         here = any(stage.is_first or stage.is_last for stage in stages.values())
         return (names if here else set()), group
 
@@ -105,6 +123,9 @@ class Pipeline:
 
     def __init__(self, world: World, stages: dict[int, Stage], csv: str) -> None:
         batch, settings = world.settings["batch"], world.settings
+        self.axes, mesh = world.axes, world.axes.team
+        self.loss_sum = loss_sum if mesh is None else partial(team.loss_sum, mesh)
+        self.losses: Callable[[], AbstractContextManager[None]] = nullcontext if mesh is None else loss_parallel
         self.world, self.stages, self.microbatches = world, stages, batch["microbatches"]
         self.scale, self.counted, self.boundary = 1.0, 1, next(iter(stages.values())).boundary
         observed = [self.observe(index, stage, len(settings["stages"])) for index, stage in stages.items()]
@@ -120,15 +141,20 @@ class Pipeline:
         batch, model = self.world.settings["batch"], self.world.settings["model"]
         device, dtype = self.boundary
         shape = (batch["microbatch"], batch["seq-len"])
-        hidden = torch.empty(*shape, model["hidden"], device="meta", dtype=dtype)
+        hidden = torch.empty(self.hidden(), device="meta", dtype=dtype)
         tokens = torch.empty(shape, device="meta", dtype=torch.int64)
-        logits = torch.empty(*shape, model["vocabulary"], device="meta", dtype=stage.dtype)
+        logits = torch.empty(*shape, model["vocabulary"] // self.axes.members, device="meta", dtype=stage.dtype)
         first, last = tokens if stage.is_first else hidden.requires_grad_(), logits if stage.is_last else hidden
-        return ObservedStage(stage, index, count, device, input_args=(first,), output_args=(last.requires_grad_(),))
+        return ObservedStage(stage, index, count, device, input_args=(first,), output_args=(last.requires_grad_(),), group=self.axes.pipeline)
+
+    def hidden(self) -> tuple[int, int, int]:
+        """The shape of what goes from stage to stage: all tokens of a microbatch, or this process's part of them."""
+        batch, parts = self.world.settings["batch"], self.axes.members if self.axes.divides_tokens else 1
+        return batch["microbatch"], batch["seq-len"] // parts, self.world.settings["model"]["hidden"]
 
     def loss(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The part of one microbatch in the mean over all targets of the step."""
-        return loss_sum(logits, targets) * (self.scale / self.counted)
+        return self.loss_sum(logits, targets) * (self.scale / self.counted)
 
     def step(self, inputs: torch.Tensor | None, targets: torch.Tensor | None, counted: int) -> float | None:
         self.counted = counted
@@ -138,29 +164,30 @@ class Pipeline:
         device = self.boundary[0]
         arguments = (inputs.to(device),) if is_first and inputs is not None else ()
         wanted = targets.to(device) if is_last and targets is not None else None
-        self.schedule.step(*arguments, target=wanted, losses=losses, **self.options)
+        with self.losses():
+            self.schedule.step(*arguments, target=wanted, losses=losses, **self.options)
         return torch.stack(losses).sum().item() / self.scale if losses else None
 
     @torch.no_grad()
     def evaluate(self, inputs: torch.Tensor | None, targets: torch.Tensor | None) -> float:
         """One microbatch after the other through all stages: an order in which no two processes wait for each other."""
         ranks = [stage["rank"] for stage in self.world.settings["stages"]]
-        batch, (device, dtype) = self.world.settings["batch"], self.boundary
-        shape = (batch["microbatch"], batch["seq-len"], self.world.settings["model"]["hidden"])
+        device, dtype = self.boundary
         parts = [None if tensor is None else tensor.to(device).chunk(self.microbatches) for tensor in (inputs, targets)]
         total, held = 0.0, torch.empty(0)
         for microbatch in range(self.microbatches):
             for index, stage in self.stages.items():
                 if stage.is_first and parts[0] is not None:
                     held = parts[0][microbatch]
-                elif ranks[index - 1] != self.world.rank:
-                    held = torch.empty(shape, device=device, dtype=dtype)
-                    dist.recv(held, ranks[index - 1])
+                elif ranks[index - 1] != self.axes.row:
+                    held = torch.empty(self.hidden(), device=device, dtype=dtype)
+                    dist.recv(held, self.axes.of_row(ranks[index - 1]))
                 held = stage(held)
                 if stage.is_last and parts[1] is not None:
-                    total += loss_sum(held, parts[1][microbatch]).item()
-                elif not stage.is_last and ranks[index + 1] != self.world.rank:
-                    dist.send(held.contiguous(), ranks[index + 1])
+                    with self.losses():
+                        total += self.loss_sum(held, parts[1][microbatch]).item()
+                elif not stage.is_last and ranks[index + 1] != self.axes.row:
+                    dist.send(held.contiguous(), self.axes.of_row(ranks[index + 1]))
         return total
 
 

@@ -5,20 +5,24 @@ import gc
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 import loop
 import parameters
 import rates
-from model import HEAD, is_added
-from optimizer import StageOptimizer
+from model import HEAD, is_added, table
+from optimizer import Part, StageOptimizer
 from pipeline import OneProcess, Order, Pipeline, World
+from shares import Share, SharedOptimizer
+from team import local, whole
 from tokens import Tokens, count
+from whole import WholeSaver, wholes
 
 
 def options_of(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +43,7 @@ class Training:
     def __init__(self, settings: dict[str, Any], options: argparse.Namespace) -> None:
         self.settings, self.options, self.step_index = settings, options, 0
         self.world = World(settings, options.cpu)
-        self.rank, self.size = self.world.rank, self.world.size
+        self.rank, self.size, self.axes = self.world.rank, self.world.size, self.world.axes
         self.stages = self.world.stages()
         parameters.fill(self.stages.values(), options.weights, options.seed)
         self.tied, self.pair = self.world.tied(self.stages)
@@ -58,18 +62,28 @@ class Training:
                 stage.on_last_backward = self.start_early
         return pipeline
 
-    def build_optimizers(self) -> dict[int, StageOptimizer]:
+    def build_optimizers(self) -> dict[int, StageOptimizer | SharedOptimizer]:
         given = {"lr": self.options.learning_rate, "weight_decay": self.options.weight_decay}
         both_ends = self.settings["model"]["tied"] and self.pair is None
-        several = self.settings["batch"]["microbatches"] > 1
+        several = self.settings["batch"]["microbatches"] * self.axes.replicas > 1
         sums = several and self.settings["wide-sums"] and not self.options.narrow_sums
-        optimizers = {}
+        optimizers: dict[int, StageOptimizer | SharedOptimizer] = {}
         for index, stage in self.stages.items():
             # One parameter has one optimizer: a tied head in the process of its table leaves it to the embedding's stage.
             skipped = {HEAD} if both_ends and stage.is_last else set()
+            if "mesh" in self.settings:
+                optimizers[index] = SharedOptimizer(stage, skipped, self.axes, self.settings["optimizer"], given, sums)
+                continue
             on_host = self.settings["stages"][index]["optimizer-on-host"]
             optimizers[index] = StageOptimizer(stage, on_host, skipped, self.settings["optimizer"], given, sums)
         return optimizers
+
+    def parts(self) -> Iterator[tuple[int, Part | Share]]:
+        """The layers of this process with their optimizers, and the number of the stage of each."""
+        return ((index, part) for index, optimizer in self.optimizers.items() for part in optimizer.parts)
+
+    def shares(self) -> list[Share]:
+        return [part for _, part in self.parts() if isinstance(part, Share)]
 
     def rate(self) -> float:
         return rates.rate(self.options, self.step_index)
@@ -84,39 +98,45 @@ class Training:
         """Adds the gradients of the two copies of a tied table."""
         if self.pair is None or not self.tied:
             return
-        for optimizer in self.optimizers.values():
-            for part in optimizer.parts:
-                for name, gradient in part.gradients():
-                    if name in self.tied:
-                        total = gradient if self.world.nccl else gradient.float().cpu()
-                        dist.all_reduce(total, group=self.pair)
-                        gradient.copy_(total)
+        for _, part in self.parts():
+            for name, gradient in part.gradients():
+                if name in self.tied:
+                    total = gradient if self.world.nccl else gradient.float().cpu()
+                    dist.all_reduce(total, group=self.pair)
+                    gradient.copy_(total)
 
     def norm(self) -> float:
         """The norm of all gradients; the second copy of a tied table does not count."""
         squares = 0.0
-        for optimizer in self.optimizers.values():
-            for part in optimizer.parts:
-                for name, gradient in part.gradients():
-                    if not (self.pair is not None and name == HEAD and name in self.tied):
-                        squares += gradient.float().square().sum().item()
+        for _, part in self.parts():
+            for name, gradient in part.for_norm():
+                if not (self.pair is not None and name == HEAD and name in self.tied):
+                    squares += gradient.float().square().sum().item()
         return math.sqrt(loop.total(squares)) / self.scale
 
     def read(self, index: int, tokens: Tokens) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """The batch of a step, where a stage of this process takes its inputs or its targets."""
         if not any(stage.is_first or stage.is_last for stage in self.stages.values()):
             return None, None
-        return tokens.rows(index, range(self.settings["batch"]["sequences"]))
+        each = self.settings["batch"]["sequences"] // self.axes.replicas
+        return tokens.rows(index, range(self.axes.replica * each, (self.axes.replica + 1) * each))
 
     def step(self, index: int, tokens: Tokens) -> float | None:
         self.step_index = index
         inputs, targets = self.read(index, tokens)
         self.order.scale = self.scale
-        loss = self.order.step(inputs, targets, max(count(targets), 1) if targets is not None else 1)
+        counted = int(self.axes.total(count(targets))) if targets is not None else 0
+        loss = self.order.step(inputs, targets, max(counted, 1))
+        if loss is not None:
+            # The replicas' parts of the mean; one process says it.
+            loss = self.axes.total(loss)
+            loss = loss if self.axes.is_first else None
         for number, optimizer in self.optimizers.items():
             if number not in self.started:
                 optimizer.complete()
         self.add_tied_gradients()
+        for optimizer in self.optimizers.values():
+            optimizer.reduce()
         change = 1.0
         if self.clip is not None or self.is_scaled:
             norm = self.norm()
@@ -141,30 +161,47 @@ class Training:
         inputs, targets = self.read(index, tokens)
         loss = self.order.evaluate(inputs, targets)
         is_last = any(stage.is_last for stage in self.stages.values())
-        return loss, count(targets) if targets is not None and is_last else 0
+        if targets is None or not is_last or self.axes.member > 0:
+            return 0.0, 0
+        return loss, count(targets)
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        state = {}
-        for index, optimizer in self.optimizers.items():
-            for part in optimizer.parts:
-                state.update({f"stage{index}.{name}": tensor for name, tensor in part.state().items()})
-        return state
+        return {f"stage{index}.{name}": tensor for index, part in self.parts() for name, tensor in part.state().items()}
 
     def numbers(self) -> dict[str, float]:
         return {"scale": self.scale, "good-steps": float(self.good_steps)}
 
     def restore(self, numbers: dict[str, float]) -> None:
         self.scale, self.good_steps = numbers["scale"], int(numbers["good-steps"])
-        for optimizer in self.optimizers.values():
-            for part in optimizer.parts:
-                part.give()
+        for _, part in self.parts():
+            part.give()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """All weights of this process."""
+        tensors: dict[str, torch.Tensor] = {name: parameter for stage in self.stages.values() for _, name, parameter in stage.names()}
+        for _, part in self.parts():
+            if isinstance(part, Part):
+                tensors.update({name: master for (name, _), master in zip(part.named, part.masters, strict=True)})
+        return tensors
+
+    def weights_of_mesh(self) -> dict[str, torch.Tensor]:
+        """The whole weights that this process writes: its turns of what is trained, and for its row what is frozen."""
+        frozen = ((name, parameter) for stage in self.stages.values() for _, name, parameter in stage.names() if not parameter.requires_grad)
+        tensors = {name: whole(parameter, local(parameter)) for name, parameter in frozen}
+        found = {name.removeprefix("weights."): tensor for name, tensor in wholes(self.shares(), self.axes).items() if name.startswith("weights.")}
+        return {**(tensors if self.axes.is_first else {}), **found}
+
+    def saver(self) -> loop.Saver:
+        """The checkpoints of this training."""
+        if "mesh" not in self.settings:
+            return loop.TensorSaver(self, self.settings["fingerprint"], self.options)
+        model = self.settings["model"]
+        names = {HEAD: table(model)} if model["tied"] else {}
+        return WholeSaver(self.shares(), self.axes, names, self, self.settings["fingerprint"], self.options)
 
     def save_weights(self, folder: str) -> None:
         """One file per process, and the index of all; of adapters one file of PEFT."""
-        tensors: dict[str, torch.Tensor] = {name: parameter for stage in self.stages.values() for _, name, parameter in stage.names()}
-        for optimizer in self.optimizers.values():
-            for part in optimizer.parts:
-                tensors.update({name: master for (name, _), master in zip(part.named, part.masters, strict=True)})
+        tensors = self.weights_of_mesh() if "mesh" in self.settings else self.weights()
         if self.settings["model"]["tied"]:
             tensors.pop(HEAD, None)
         adapters = self.settings["model"].get("adapters")
@@ -180,7 +217,8 @@ def held_bytes() -> dict[str, int]:
     gc.collect()
     blocks = {}
     for found in gc.get_objects():
-        if issubclass(type(found), torch.Tensor):
+        # A tensor that a team divides has no bytes of its own: its part is found, too.
+        if issubclass(type(found), torch.Tensor) and not issubclass(type(found), DTensor):
             for tensor in (found, found.grad if found.is_leaf else None):
                 if tensor is not None and tensor.device.type == "cpu" and tensor.layout == torch.strided:
                     blocks[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -234,15 +272,19 @@ def main() -> None:
     options = loop.arguments(__doc__, options_of)
     settings = loop.read_settings()
     if options.one_process:
-        # One process on the device of the first rank, with every stage.
+        # One process on the device of the first rank, with every stage and all microbatches.
+        replicas = len(settings.pop("mesh")["ranks"][0]) if "mesh" in settings else 1
+        settings["batch"]["microbatches"] *= replicas
         settings["ranks"] = settings["ranks"][:1]
         for stage in settings["stages"]:
             stage["rank"] = 0
     training = Training(settings, options)
-    saver = loop.TensorSaver(training, settings["fingerprint"], options) if options.checkpoint_dir else None
+    saver = training.saver() if options.checkpoint_dir else None
     run = loop.Loop(training, settings, options, saver)
     last = options.steps - 1 if options.trace_step is None else options.trace_step
-    run.run(Tracer(training, options.trace, last, run.times).around if options.trace else None)
+    # Of a mesh one process of each row is traced: those of the prediction.
+    traced = options.trace and training.axes.is_first
+    run.run(Tracer(training, options.trace, last, run.times).around if traced else None)
     if options.save_weights:
         training.save_weights(options.save_weights)
     if training.world.device.type == "cuda":
