@@ -130,8 +130,15 @@ fn idle_devices_take_one_line() {
     let human = plan("1f1b", "--pin layer=0..6:gpu0 --pin layer=7..13:gpu2");
     assert_eq!(human.code, Some(0), "{}", human.err);
     let idle: Vec<&str> = human.out.lines().filter(|line| line.starts_with("idle: ")).collect();
-    assert_eq!(idle, ["idle: gpu1, gpu3..gpu31 (no faster plan with a stage on them was found); cpu0..cpu31 (`1f1b` computes on GPUs, and \
-          here it also steps there)"], "{}", human.out);
+    assert_eq!(
+        idle,
+        [
+            "idle: gpu1, gpu3..gpu31 (no faster plan with a stage on them was found); cpu0..cpu31 (`1f1b` computes on GPUs, and \
+          here it also steps there)"
+        ],
+        "{}",
+        human.out
+    );
     let json = plan("1f1b", "--pin layer=0..6:gpu0 --pin layer=7..13:gpu2 --format json");
     let json: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     let names = |key: &str| json[key].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect::<Vec<_>>();
