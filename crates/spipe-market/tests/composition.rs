@@ -293,7 +293,7 @@ fn cards_are_as_many_as_slots_and_lanes_permit() {
         assert!((network.rate.get() / 1e9 - rate).abs() < 1e-9, "{words}: {}", network.rate.0);
     }
     // Two computers with two cards of 850 each, a switch at 13,000 and four cables at 200. The supply of 1,200 W becomes
-    // one of 1,600 W, which costs 100 more: the cards draw 36 W.
+    // one of 1,300 W, which costs 100 more: the cards draw 36 W.
     let more = typical(&nodes(2, RTX, "connectx6dx-100g")) - 2.0 * typical(&machine(RTX));
     assert!((more - (4.0 * 850.0 + 13_000.0 + 4.0 * 200.0 + 2.0 * 100.0)).abs() < 1e-3, "{more}");
     // 80 cards: five leaves with sixteen cards and sixteen ways up each, and three spines of 32 ports.
