@@ -128,7 +128,7 @@ fn is_superchip(catalogue: &Catalogue, choice: &Choice) -> bool {
     platform.is_some_and(|platform| platform.form == crate::PlatformForm::Superchip)
 }
 
-/// Returns the price of an hour of `nodes` rented machines, on a day: so many times that of one.
+/// Returns the price of an hour of `nodes` equal rented machines, on a day: `nodes` times that of one.
 ///
 /// # Errors
 /// No price, or a currency without a rate.

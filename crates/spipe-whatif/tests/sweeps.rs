@@ -298,7 +298,7 @@ fn parts_of_another_sweep_are_refused() {
     assert_eq!(serde_json::from_str::<State>(&json).unwrap(), state);
     assert_eq!(state.check(), Ok(()));
     let old = State { format_version: 1, ..state }.check().unwrap_err();
-    assert_eq!(old.to_string(), "its plans have format version 1, and version 2 is read");
+    assert_eq!(old.to_string(), "its plans have format version 1, and version 3 is read");
 }
 
 #[test]

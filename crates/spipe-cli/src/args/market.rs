@@ -90,7 +90,7 @@ pub struct CatalogueCompose {
     /// The number of equal computers that a network joins
     #[arg(long, default_value_t = 1, requires = "network")]
     pub nodes: u32,
-    /// The network card, such as connectx7-400g, one for each GPU or as many as fit; or so many of a computer as 4xconnectx7-400g
+    /// The network card, such as connectx7-400g, one for each GPU or as many as fit; 4xconnectx7-400g gives each computer four
     #[arg(long, requires = "nodes")]
     pub network: Option<String>,
     /// Buy parts new or used, where they are sold so

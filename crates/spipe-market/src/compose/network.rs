@@ -35,7 +35,7 @@ impl Cards<'_> {
     }
 }
 
-/// The cards that a computer takes beside GPUs of so many lanes each; `None` for a computer alone.
+/// The cards that a computer takes beside GPUs with `gpu_lanes` each; `None` for a computer alone.
 pub(super) fn cards<'a>(parts: &'a Parts<'_>, board: &BoardPart, gpu_lanes: u32) -> Result<Option<Cards<'a>>, Illegal> {
     let Some(chosen) = &parts.cluster else { return Ok(None) };
     if !(2..=MOST_NODES).contains(&chosen.nodes) {
