@@ -13,8 +13,8 @@
 //! ```
 
 use crate::{
-    CablePart, Condition, Date, DramKind, Fabric, Family, Form, HourFile, NetworkCardPart, NetworkSwitchPart, Per,
-    PlatformForm, PriceFile, RentKind, RentedNetworkFile, Transfers, Watts,
+    CablePart, Condition, Date, DramKind, Fabric, Family, Form, HourFile, NetworkCardPart, NetworkSwitchPart, PcieFile,
+    Per, PlatformForm, PriceFile, RentKind, RentedNetworkFile, Transfers, Watts,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -101,16 +101,6 @@ pub struct MatmulFile {
     pub date: Date,
     /// The source.
     pub source: String,
-}
-
-/// A PCIe connector.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct PcieFile {
-    /// The generation, 1 to 6.
-    pub generation: u32,
-    /// The lanes.
-    pub lanes: u32,
 }
 
 /// The power of a GPU.

@@ -35,10 +35,11 @@ pub use cost::{HOURS_PER_YEAR, MachinePrice, Ownership, Unpriced, job_cost, pric
 pub use date::{Date, DateError};
 pub use file::{
     BoardPart, BridgePart, BusFile, CatalogueFile, ControllerFile, CpuPowerFile, DramPart, DrivePart, ExceptionFile,
-    GpuPart, GpuPowerFile, LanesFile, MatmulFile, PcieFile, PlatformPart, RentPart, ShareFile, SupplyPart, schema,
+    GpuPart, GpuPowerFile, LanesFile, MatmulFile, PlatformPart, RentPart, ShareFile, SupplyPart, schema,
 };
 pub use money::{Currency, Money, MoneyError, Range, RateFile, Rates};
 pub use network::{CablePart, NetworkCardPart, NetworkSwitchPart, RentedNetworkFile};
+pub use pcie::PcieFile;
 pub use price::{Condition, Dated, HourFile, OLD, PriceFile, STALE, WIDENED, current, in_condition};
 pub use shipped::shipped;
 pub use unit::{Transfers, UnitError, Watts};

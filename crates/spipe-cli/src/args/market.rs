@@ -13,7 +13,7 @@ pub enum Catalogue {
     /// Check figures, prices and fitting of catalogue files; of the shipped ones if none is given
     Check(CatalogueCheck),
     /// Compose a machine of parts and write its hardware profile
-    Compose(CatalogueCompose),
+    Compose(Box<CatalogueCompose>),
     /// Print a price as a line for a catalogue file
     Price(CataloguePrice),
 }

@@ -3,10 +3,10 @@
 use super::{
     ComposeError,
     choice::{Choice, Parts},
-    network::{self, Cards},
+    network,
     rules::{self, broken},
 };
-use crate::{BoardPart, Catalogue, Condition, SupplyPart, file::sold};
+use crate::{BoardPart, Catalogue, Condition, SupplyPart, Watts, file::sold};
 
 /// The most supplies of one machine.
 const MOST_SUPPLIES: u32 = 3;
@@ -52,10 +52,10 @@ pub(super) fn supply<'a>(
     catalogue: &'a Catalogue,
     choice: &Choice,
     parts: &Parts<'a>,
-    (board, cards): (&BoardPart, Option<&Cards<'_>>),
+    (board, cards): (&BoardPart, Watts),
 ) -> Result<Option<(u32, &'a SupplyPart)>, ComposeError> {
     let demand = rules::demand(parts, board, cards);
-    let too_weak = |power: crate::Watts, what: &str| {
+    let too_weak = |power: Watts, what: &str| {
         let message = format!("{what} gives {power}, and the machine needs {demand}");
         broken("supply", message, "choose a larger supply, or fewer GPUs")
     };

@@ -19,7 +19,7 @@ pub use rules::{COMPOSITION_RULES, Illegal};
 
 use crate::{Catalogue, Kind, Watts};
 use machine::Layout;
-use network::Network;
+use network::{Cards, Network};
 use spipe_base::Diagnostic;
 use spipe_hardware::HardwareFile;
 
@@ -139,7 +139,8 @@ pub fn compose(catalogue: &Catalogue, choice: &Choice) -> Result<Composed, Compo
     let lanes = rules::lanes(&parts, board)?;
     let cards = network::cards(&parts, board, lanes)?;
     let network = cards.as_ref().map(|cards| Network::of(catalogue, cards)).transpose()?;
-    let supply = board::supply(catalogue, choice, &parts, (board, cards.as_ref()))?;
+    let draws = cards.as_ref().map_or_else(Watts::default, Cards::power);
+    let supply = board::supply(catalogue, choice, &parts, (board, draws))?;
     let layout = Layout { parts: &parts, board, lanes };
     let mut complete = choice.clone();
     complete.board = Some(board.name.clone());
@@ -149,7 +150,7 @@ pub fn compose(catalogue: &Catalogue, choice: &Choice) -> Result<Composed, Compo
     let name = complete.name();
     let hardware = layout.hardware(&name, &items);
     let power = rules::power(&parts, board);
-    let notes = layout.notes(rules::demand(&parts, board, cards.as_ref()));
+    let notes = layout.notes(rules::demand(&parts, board, draws));
     let one = Composed { name, choice: complete, nodes: 1, items, hardware, power, lanes, notes };
     Ok(match network {
         Some(network) => network.joined(one, &layout),

@@ -1,6 +1,6 @@
 //! The rules of composition.
 
-use super::{Power, SUPPLY_SHARE, choice::Parts, network::Cards};
+use super::{Power, SUPPLY_SHARE, choice::Parts};
 use crate::{BoardPart, Form, PlatformForm, Watts};
 
 /// The rules, each with its meaning.
@@ -197,12 +197,11 @@ pub(super) fn lanes(parts: &Parts<'_>, board: &BoardPart) -> Result<u32, Illegal
     broken("lanes", message, "choose fewer cards or drives, or a CPU with more lanes")
 }
 
-/// The power that supplies of one computer must give.
-pub(super) fn demand(parts: &Parts<'_>, board: &BoardPart, cards: Option<&Cards<'_>>) -> Watts {
+/// The power that supplies of one computer must give, of which its network cards draw `cards`.
+pub(super) fn demand(parts: &Parts<'_>, board: &BoardPart, cards: Watts) -> Watts {
     let gpus = parts.gpu.map_or(0.0, |gpu| gpu.power.board.get()) * f64::from(parts.gpus);
     let cpus = parts.platform.power.board.get() * f64::from(board.socket_count);
-    let network = cards.map_or(0.0, |cards| cards.power().get());
-    Watts::new(SUPPLY_SHARE * gpus + cpus + network + REST)
+    Watts::new(SUPPLY_SHARE * gpus + cpus + cards.get() + REST)
 }
 
 /// The power that a computer draws without its network.
