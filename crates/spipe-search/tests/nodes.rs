@@ -29,7 +29,11 @@ nodes = [1, 2, 4]
 "#;
 
 fn task(objective: Objective) -> Task {
-    let job = JobFile::from_toml("job.toml", JOB).unwrap();
+    of_job(JOB, objective)
+}
+
+fn of_job(text: &str, objective: Objective) -> Task {
+    let job = JobFile::from_toml("job.toml", text).unwrap();
     let as_of = "2026-11-27".parse().unwrap();
     let setup = Setup { job, catalogues: Vec::new(), objective, rows: 2, as_of, own: Vec::new() };
     Task::new(setup, Catalogue::shipped().unwrap()).unwrap()
@@ -88,4 +92,32 @@ fn nodes_are_planned_bounded_and_ranked() {
             assert_eq!((all.machines[0].nodes, all.baselines.len()), (4, 0), "plans are ranked, and nothing else");
         }
     }
+}
+
+/// One sequence an iteration is divided by tensor parallelism alone: bounds of the devices as they are would exclude it.
+#[test]
+fn teams_are_bounded_too() {
+    let job = JOB.replace("rtx3090", "a100-80-sxm").replace("[1, 2]", "[4]").replace("[1, 2, 4]", "[1]");
+    let job = job.replace("epyc-7713p", "epyc-7763").replace("128 GiB", "512 GiB").replace("= 32", "= 1");
+    let task = of_job(&job, Objective::Time);
+    let planner = planner(&task);
+    let machine = &task.sweep.candidates[0].machine;
+    let rate = |gpus: u32| {
+        let mut file = machine.hardware.clone();
+        file.gpu[0].name = if gpus == 1 { "gpu0".into() } else { file.gpu[0].name.clone() };
+        file.link.retain(|link| gpus > 1 || !link.name.starts_with("nvlink"));
+        if gpus == 1 {
+            file.link.retain(|link| link.name != "pcie{2..3}");
+            let pcie = file.link.iter_mut().find(|link| link.name == "pcie{0..1}").unwrap();
+            (pcie.name, pcie.between[0]) = ("pcie0".into(), "gpu0".into());
+        }
+        let hardware = Hardware::from_file("machine", file).unwrap();
+        let Some(Answer::Planned(plan)) = planner.plan(&hardware, 0) else { panic!("{gpus} GPUs") };
+        let closest = planner.closest_tokens_per_second(&hardware, 0, f64::MAX);
+        assert!(plan.tokens_per_second <= closest * (1.0 + 1e-6), "{gpus}: {} and {closest}", plan.tokens_per_second);
+        assert!(plan.tokens_per_second <= planner.most_tokens_per_second(&hardware, 0) * (1.0 + 1e-6), "{gpus}");
+        plan.tokens_per_second
+    };
+    let (one, four) = (rate(1), rate(4));
+    assert!(four > 1.2 * one, "four GPUs: {four}, one: {one}");
 }
