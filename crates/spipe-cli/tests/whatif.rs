@@ -63,7 +63,8 @@ fn a_job_is_answered_in_all_formats() {
         let (hours, rate) = (row["hours"].as_f64().unwrap(), row["tokens-per-second"].as_f64().unwrap());
         assert!((hours * rate * 3600.0 / 1e9 - 1.0).abs() < 1e-6, "{row}");
         assert!(row["effort"]["high-tokens-per-second"].as_f64().unwrap() > 0.0);
-        let known = |engine: &Value| ["run", "torch", "fsdp", "deepspeed"].contains(&engine.as_str().unwrap());
+        let known =
+            |engine: &Value| ["run", "torch", "fsdp", "deepspeed", "megatron"].contains(&engine.as_str().unwrap());
         assert!(row["engines"].as_array().unwrap().iter().all(known), "{row}");
     }
     let exported = |row: &&Value| row["engines"].as_array().unwrap().contains(&"torch".into());
@@ -161,7 +162,7 @@ fn shards_and_resumed_sweeps_give_the_same_machines() {
     let other = spipe(at, &[&day[..], &["--resume", "plans.json", "--tokens", "2G"]].concat());
     assert_eq!((other.code, other.err.contains("the plans of another job")), (Some(2), true));
     let old = std::fs::read_to_string(at.join("plans.json")).unwrap();
-    std::fs::write(at.join("old.json"), old.replacen("\"format-version\": 2", "\"format-version\": 1", 1)).unwrap();
+    std::fs::write(at.join("old.json"), old.replacen("\"format-version\": 3", "\"format-version\": 1", 1)).unwrap();
     let refused = spipe(at, &[&day[..], &["--resume", "old.json"]].concat());
     assert_eq!((refused.code, refused.err.contains("have format version 1")), (Some(3), true), "{}", refused.err);
     let missing = spipe(at, &["whatif", "merge", "part-1.json"]);
@@ -277,6 +278,13 @@ fn bad_jobs_say_what_to_write() {
         (&["whatif", "job.toml", "--vary", "gpu=rtx3090", "--vary", "gpu=l4"], 2, "is there twice"),
         (&["whatif", "job.toml", "--vary", "colour=red"], 2, "nothing varies by `colour`"),
         (&["whatif", "job.toml", "--vary", "gpu=rtx3091"], 3, "did you mean `rtx3090`"),
+        (&["whatif", "job.toml", "--vary", "nodes=0"], 3, "a machine of 0 nodes"),
+        (&["whatif", "job.toml", "--vary", "network=connectx7-400g"], 3, "there is one node"),
+        (
+            &["whatif", "job.toml", "--vary", "nodes=1,2", "--vary", "network=connectx8"],
+            3,
+            "no network-card `connectx8`",
+        ),
         (&["whatif", "job.toml", "--shard", "3/2", "-o", "x.json"], 2, "is not a part of a sweep"),
         (&["whatif", "job.toml", "--catalogue", "empty.toml"], 3, "the catalogue has no part"),
         (&["whatif", "job.toml", "--rent", "moon"], 2, "no rented machine is `moon`"),
@@ -286,6 +294,38 @@ fn bad_jobs_say_what_to_write() {
         assert_eq!(output.code, Some(code), "{args:?}: {said}");
         assert!(said.contains(wanted) && said.contains("\nhint: "), "{args:?}: {said}");
     }
+}
+
+/// Nodes are rows like any other, with the network among their parts; n rented ones cost n times one.
+#[test]
+fn nodes_are_bought_and_rented() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = folder.path();
+    let job = JOB.replace("[\"rtx3090\", \"rtx4090\"]", "[\"a100-80-sxm\"]").replace("[1, 2]", "[4]");
+    let job = job.replace("epyc-7713p", "epyc-7763").replace("global-batch = 8", "global-batch = 64");
+    std::fs::write(at.join("job.toml"), job.replace("128 GiB", "512 GiB")).unwrap();
+    let sweep = ["whatif", "job.toml", "--as-of", "2026-11-27", "--vary", "nodes=1,2", "--skip", "nodes = 3"];
+    let answer = answer(at, &[&sweep[..], &["--rent", "aws-p4de", "-o", "answer.csv"]].concat());
+    let machines = answer["machines"].as_array().unwrap();
+    let of = |nodes: u64| machines.iter().find(|row| row["nodes"] == nodes).unwrap_or_else(|| panic!("{answer}"));
+    let parts = |row: &Value| {
+        row["parts"].as_array().unwrap().iter().map(|part| part.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    for part in ["8 x a100-80-sxm", "8 x connectx7-400g", "1 x qm9700", "8 x optical-400g"] {
+        assert!(parts(of(2)).contains(&part.to_owned()), "{part}: {:?}", parts(of(2)));
+    }
+    assert!(parts(of(1)).iter().all(|part| !part.contains("connectx")));
+    let rate = |row: &Value| row["tokens-per-second"].as_f64().unwrap();
+    assert!(rate(of(2)) > rate(of(1)));
+    let rented = answer["rented"].as_array().unwrap();
+    let hour =
+        |nodes: u64| rented.iter().find(|one| one["nodes"] == nodes).unwrap()["hour"]["typical"].as_f64().unwrap();
+    assert!((hour(2) / hour(1) - 2.0).abs() < 1e-9, "{rented:?}");
+    assert_eq!(rented.len(), 2);
+    let csv = std::fs::read_to_string(at.join("answer.csv")).unwrap();
+    assert!(csv.starts_with("rank,tie,machine,nodes,price-low") && csv.contains(",2-nodes-of-4xa100-80-sxm_"), "{csv}");
+    let alone = spipe(at, &["whatif", "job.toml", "--vary", "nodes=2", "--rent", "vast-rtx3090"]);
+    assert_eq!((alone.code, alone.err.contains("has no network that joins several")), (Some(2), true), "{}", alone.err);
 }
 
 /// Half of the tokens are padding: a job takes twice as long, whether its file or a flag says so.

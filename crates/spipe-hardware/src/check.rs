@@ -243,7 +243,7 @@ fn socket(Placed { path, item }: &Placed<SocketFile>, report: &mut Report<'_>) {
 }
 
 /// The most computers of a machine.
-const MOST_NODES: u32 = 4096;
+pub const MOST_NODES: u32 = 4096;
 
 /// Checks the number of computers and their network.
 fn network(file: &HardwareFile, report: &mut Report<'_>) {

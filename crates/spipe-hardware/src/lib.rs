@@ -37,6 +37,7 @@ mod topology;
 mod words;
 
 pub use attention::{Attention, AttentionShape};
+pub use check::MOST_NODES;
 pub use collective::Collective;
 pub use device::{Device, DeviceKind, Link, MeasuredLayer, Memory, MemoryKind, Provenance, Route};
 pub use efficiency::{Efficiency, Saturation};

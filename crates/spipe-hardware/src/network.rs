@@ -29,6 +29,11 @@ pub struct NetworkFile {
 }
 
 impl NetworkFile {
+    /// Returns the rate that large messages reach over a card of this line rate: 92 % of it.
+    pub fn reached(line: BytesPerSecond) -> BytesPerSecond {
+        line * REACHED
+    }
+
     /// The network of `4x200Gb`: cards per computer and the line rate of each, of which large messages reach 92 %. A rate in
     /// bytes, as in `8x50GB/s`, is the one reached.
     ///
@@ -40,7 +45,7 @@ impl NetworkFile {
         let cards: u32 = cards.trim().parse().map_err(|_| expected())?;
         let bits = rate.trim().trim_end_matches("/s").trim_end_matches("it");
         let rate = match bits.strip_suffix("Gb").and_then(|number| number.trim().parse::<f64>().ok()) {
-            Some(gigabits) => BytesPerSecond::new(gigabits * 1e9 / 8.0 * REACHED).ok_or_else(expected)?,
+            Some(gigabits) => Self::reached(BytesPerSecond::new(gigabits * 1e9 / 8.0).ok_or_else(expected)?),
             None => rate.trim().parse::<BytesPerSecond>().map_err(|_| expected())?,
         };
         if cards == 0 {

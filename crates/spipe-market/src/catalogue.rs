@@ -1,7 +1,8 @@
 //! A catalogue: the parts of one or several files, found by name.
 
 use crate::{
-    BoardPart, BridgePart, CatalogueFile, DramPart, DrivePart, GpuPart, PlatformPart, RentPart, SupplyPart,
+    BoardPart, BridgePart, CablePart, CatalogueFile, DramPart, DrivePart, GpuPart, NetworkCardPart, NetworkSwitchPart,
+    PlatformPart, RentPart, SupplyPart,
     file::{FORMAT_VERSION, Priced},
     price::PriceFile,
 };
@@ -26,6 +27,12 @@ pub struct Catalogue {
     pub bridges: Vec<BridgePart>,
     /// Power supplies.
     pub supplies: Vec<SupplyPart>,
+    /// Network cards.
+    pub network_cards: Vec<NetworkCardPart>,
+    /// Switches between computers.
+    pub network_switches: Vec<NetworkSwitchPart>,
+    /// Cables between network ports.
+    pub cables: Vec<CablePart>,
     /// Rented machines.
     pub rents: Vec<RentPart>,
 }
@@ -48,6 +55,12 @@ pub enum Kind {
     Bridge,
     /// `[[supply]]`.
     Supply,
+    /// `[[network-card]]`.
+    NetworkCard,
+    /// `[[network-switch]]`.
+    NetworkSwitch,
+    /// `[[cable]]`.
+    Cable,
     /// `[[rent]]`.
     Rent,
 }
@@ -63,6 +76,9 @@ impl Kind {
             Self::Board => "board",
             Self::Bridge => "bridge",
             Self::Supply => "supply",
+            Self::NetworkCard => "network-card",
+            Self::NetworkSwitch => "network-switch",
+            Self::Cable => "cable",
             Self::Rent => "rent",
         }
     }
@@ -91,6 +107,12 @@ pub enum Part<'a> {
     Bridge(&'a BridgePart),
     /// A supply.
     Supply(&'a SupplyPart),
+    /// A network card.
+    NetworkCard(&'a NetworkCardPart),
+    /// A switch between computers.
+    NetworkSwitch(&'a NetworkSwitchPart),
+    /// A cable.
+    Cable(&'a CablePart),
     /// A rented machine.
     Rent(&'a RentPart),
 }
@@ -106,6 +128,9 @@ impl<'a> Part<'a> {
             Self::Board(_) => Kind::Board,
             Self::Bridge(_) => Kind::Bridge,
             Self::Supply(_) => Kind::Supply,
+            Self::NetworkCard(_) => Kind::NetworkCard,
+            Self::NetworkSwitch(_) => Kind::NetworkSwitch,
+            Self::Cable(_) => Kind::Cable,
             Self::Rent(_) => Kind::Rent,
         }
     }
@@ -121,6 +146,9 @@ impl<'a> Part<'a> {
             Self::Board(part) => part.name(),
             Self::Bridge(part) => part.name(),
             Self::Supply(part) => part.name(),
+            Self::NetworkCard(part) => part.name(),
+            Self::NetworkSwitch(part) => part.name(),
+            Self::Cable(part) => part.name(),
         }
     }
 
@@ -135,6 +163,9 @@ impl<'a> Part<'a> {
             Self::Board(part) => part.prices(),
             Self::Bridge(part) => part.prices(),
             Self::Supply(part) => part.prices(),
+            Self::NetworkCard(part) => part.prices(),
+            Self::NetworkSwitch(part) => part.prices(),
+            Self::Cable(part) => part.prices(),
         }
     }
 
@@ -149,6 +180,9 @@ impl<'a> Part<'a> {
             Self::Board(part) => part.provenance().1,
             Self::Bridge(part) => part.provenance().1,
             Self::Supply(part) => part.provenance().1,
+            Self::NetworkCard(part) => part.provenance().1,
+            Self::NetworkSwitch(part) => part.provenance().1,
+            Self::Cable(part) => part.provenance().1,
         }
     }
 }
@@ -164,6 +198,9 @@ impl Serialize for Part<'_> {
             Self::Board(part) => part.serialize(serializer),
             Self::Bridge(part) => part.serialize(serializer),
             Self::Supply(part) => part.serialize(serializer),
+            Self::NetworkCard(part) => part.serialize(serializer),
+            Self::NetworkSwitch(part) => part.serialize(serializer),
+            Self::Cable(part) => part.serialize(serializer),
             Self::Rent(part) => part.serialize(serializer),
         }
     }
@@ -229,6 +266,9 @@ impl Catalogue {
         replace(&mut self.boards, file.board, |part| &part.name);
         replace(&mut self.bridges, file.bridge, |part| &part.name);
         replace(&mut self.supplies, file.supply, |part| &part.name);
+        replace(&mut self.network_cards, file.network_card, |part| &part.name);
+        replace(&mut self.network_switches, file.network_switch, |part| &part.name);
+        replace(&mut self.cables, file.cable, |part| &part.name);
         replace(&mut self.rents, file.rent, |part| &part.name);
     }
 
@@ -238,7 +278,10 @@ impl Catalogue {
         let hosts = self.platforms.iter().map(Part::Platform).chain(self.drams.iter().map(Part::Dram));
         let boards = self.drives.iter().map(Part::Drive).chain(self.boards.iter().map(Part::Board));
         let rest = self.bridges.iter().map(Part::Bridge).chain(self.supplies.iter().map(Part::Supply));
-        cards.chain(hosts).chain(boards).chain(rest).chain(self.rents.iter().map(Part::Rent))
+        let network = self.network_cards.iter().map(Part::NetworkCard);
+        let network = network.chain(self.network_switches.iter().map(Part::NetworkSwitch));
+        let network = network.chain(self.cables.iter().map(Part::Cable));
+        cards.chain(hosts).chain(boards).chain(rest).chain(network).chain(self.rents.iter().map(Part::Rent))
     }
 
     /// Returns whether it has no part.

@@ -128,15 +128,15 @@ fn is_superchip(catalogue: &Catalogue, choice: &Choice) -> bool {
     platform.is_some_and(|platform| platform.form == crate::PlatformForm::Superchip)
 }
 
-/// Returns the price of an hour of a rented machine, on a day.
+/// Returns the price of an hour of `nodes` equal rented machines, on a day: `nodes` times that of one.
 ///
 /// # Errors
 /// No price, or a currency without a rate.
-pub fn rent_hour(rent: &RentPart, as_of: Date, rates: &Rates) -> Result<Range, Unpriced> {
+pub fn rent_hour((rent, nodes): (&RentPart, u32), as_of: Date, rates: &Rates) -> Result<Range, Unpriced> {
     let hour = current(&rent.hour, as_of).ok_or_else(|| Unpriced::NoPrice(rent.name.clone()))?;
     let rate = rates.rate(&hour.currency).map_err(|error| Unpriced::NoRate { part: rent.name.clone(), error })?;
     let pieces = if rent.per == Per::Gpu { rent.gpus } else { 1 };
-    Ok(hour.range_on(as_of) * (rate * f64::from(pieces)))
+    Ok(hour.range_on(as_of) * (rate * f64::from(pieces) * f64::from(nodes)))
 }
 
 /// How a machine is owned.

@@ -8,11 +8,13 @@
 //!                ├─ [[board]]    BoardPart     sockets, slots, and the fabric between modules
 //!                ├─ [[bridge]]   BridgePart    joins two or four cards
 //!                ├─ [[supply]]   SupplyPart
-//!                └─ [[rent]]     RentPart      a machine by the hour
+//!                ├─ [[rent]]     RentPart      a machine by the hour
+//!                └─ [[network-card]], [[network-switch]], [[cable]]     between computers
 //! ```
 
 use crate::{
-    Condition, Date, DramKind, Fabric, Family, Form, HourFile, Per, PlatformForm, PriceFile, RentKind, Transfers, Watts,
+    CablePart, Condition, Date, DramKind, Fabric, Family, Form, HourFile, NetworkCardPart, NetworkSwitchPart, PcieFile,
+    Per, PlatformForm, PriceFile, RentKind, RentedNetworkFile, Transfers, Watts,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -53,6 +55,15 @@ pub struct CatalogueFile {
     /// Power supplies.
     #[serde(default)]
     pub supply: Vec<SupplyPart>,
+    /// Network cards.
+    #[serde(default)]
+    pub network_card: Vec<NetworkCardPart>,
+    /// Switches between computers.
+    #[serde(default)]
+    pub network_switch: Vec<NetworkSwitchPart>,
+    /// Cables between network ports.
+    #[serde(default)]
+    pub cable: Vec<CablePart>,
     /// Rented machines.
     #[serde(default)]
     pub rent: Vec<RentPart>,
@@ -90,16 +101,6 @@ pub struct MatmulFile {
     pub date: Date,
     /// The source.
     pub source: String,
-}
-
-/// A PCIe connector.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case", deny_unknown_fields)]
-pub struct PcieFile {
-    /// The generation, 1 to 6.
-    pub generation: u32,
-    /// The lanes.
-    pub lanes: u32,
 }
 
 /// The power of a GPU.
@@ -341,6 +342,9 @@ pub struct BoardPart {
     pub gpu_counts: Vec<u32>,
     /// The widths of all slots together.
     pub slot_widths: u32,
+    /// The slots for network cards that take none from GPUs.
+    #[serde(default)]
+    pub network_slots: u32,
     /// How its GPUs are joined beside PCIe.
     pub fabric: Option<Fabric>,
     /// The generation of its slots.
@@ -420,6 +424,8 @@ pub struct RentPart {
     pub kind: RentKind,
     /// The unit that an hour is paid for.
     pub per: Per,
+    /// The network that joins several of them; none if they are rented one by one.
+    pub network: Option<RentedNetworkFile>,
     /// The date of the figures.
     pub date: Date,
     /// The sources of the figures.
@@ -469,6 +475,7 @@ macro_rules! priced {
 }
 
 priced!(GpuPart, PlatformPart, DramPart, DrivePart, BoardPart, BridgePart, SupplyPart);
+priced!(NetworkCardPart, NetworkSwitchPart, CablePart);
 
 /// Returns whether a part has a price in this condition.
 pub(crate) fn sold(part: &impl Priced, condition: Condition) -> bool {

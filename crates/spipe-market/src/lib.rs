@@ -18,6 +18,7 @@ mod cost;
 mod date;
 mod file;
 mod money;
+mod network;
 mod pcie;
 mod price;
 mod shipped;
@@ -27,16 +28,19 @@ mod words;
 pub use catalogue::{Catalogue, Kind, Part, Source};
 pub use check::{RULES, TOLERANCE, check, check_fitting};
 pub use compose::{
-    CIRCUIT, COMPOSITION_RULES, Choice, ComposeError, Composed, Illegal, Item, Power, compose, compose_rented, count_of,
+    CIRCUIT, COMPOSITION_RULES, Choice, Cluster, ComposeError, Composed, Illegal, Item, Power, compose, compose_rented,
+    count_of,
 };
 pub use cost::{HOURS_PER_YEAR, MachinePrice, Ownership, Unpriced, job_cost, price, rent_hour};
 pub use date::{Date, DateError};
 pub use file::{
     BoardPart, BridgePart, BusFile, CatalogueFile, ControllerFile, CpuPowerFile, DramPart, DrivePart, ExceptionFile,
-    GpuPart, GpuPowerFile, LanesFile, MatmulFile, PcieFile, PlatformPart, RentPart, ShareFile, SupplyPart, schema,
+    GpuPart, GpuPowerFile, LanesFile, MatmulFile, PlatformPart, RentPart, ShareFile, SupplyPart, schema,
 };
 pub use money::{Currency, Money, MoneyError, Range, RateFile, Rates};
+pub use network::{CablePart, NetworkCardPart, NetworkSwitchPart, RentedNetworkFile};
+pub use pcie::PcieFile;
 pub use price::{Condition, Dated, HourFile, OLD, PriceFile, STALE, WIDENED, current, in_condition};
 pub use shipped::shipped;
 pub use unit::{Transfers, UnitError, Watts};
-pub use words::{DramKind, Fabric, Family, Form, Per, PlatformForm, RentKind};
+pub use words::{DramKind, Fabric, Family, Form, NetworkKind, Per, PlatformForm, RentKind};

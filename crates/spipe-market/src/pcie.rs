@@ -1,7 +1,18 @@
-//! Rates of PCIe connectors.
+//! PCIe connectors and their rates.
 
-use crate::PcieFile;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use spipe_base::BytesPerSecond;
+
+/// A PCIe connector.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct PcieFile {
+    /// The generation, 1 to 6.
+    pub generation: u32,
+    /// The lanes.
+    pub lanes: u32,
+}
 
 /// The share of the raw rate that pinned copies reach: estimate, 25 of the 31.5 GB/s of PCIe 4.0 x16.
 const REACHED: f64 = 0.8;

@@ -11,4 +11,4 @@ macro_rules! files {
     };
 }
 
-const FILES: &[(&str, &str)] = files! { "boards" "dram" "drives" "gpus" "platforms" "rent" };
+const FILES: &[(&str, &str)] = files! { "boards" "dram" "drives" "gpus" "network" "platforms" "rent" };

@@ -155,3 +155,13 @@ kebab_enum! {
         Machine = "machine",
     }
 }
+
+kebab_enum! {
+    /// The kind of a network between computers; kinds do not mix.
+    NetworkKind {
+        /// InfiniBand.
+        Infiniband = "infiniband",
+        /// Ethernet, whose cards copy between memories by RoCE.
+        Ethernet = "ethernet",
+    }
+}

@@ -162,3 +162,32 @@ fn a_part_of_a_later_file_replaces_the_shipped_one() {
     assert_eq!(whole.gpus.len(), before);
     assert!(whole.gpus.iter().any(|gpu| gpu.name == "rtx4090" && gpu.price.is_empty()));
 }
+
+#[test]
+fn bad_network_parts_are_refused() {
+    let said = |change: &dyn Fn(&mut CatalogueFile)| {
+        let mut file = source("network");
+        change(&mut file.parsed);
+        let mut whole = Catalogue::shipped().unwrap();
+        (whole.network_switches, whole.cables) = (Vec::new(), Vec::new());
+        whole.add(file.parsed.clone());
+        let unfit = check_fitting(&file, &whole);
+        [errors(&file), unfit.iter().map(|fault| fault.message.clone()).collect()].concat()
+    };
+    assert_eq!(said(&|_| ()), Vec::<String>::new());
+    let slow = |file: &mut CatalogueFile| file.network_card[0].pcie.generation = 4;
+    assert_eq!(said(&slow), ["`connectx7-400g` is faster than its lanes"]);
+    let one = |file: &mut CatalogueFile| file.network_switch[0].ports = 1;
+    assert_eq!(said(&one), ["`qm9700` has 1 ports"]);
+    let no_cable = said(&|file| file.cable.retain(|cable| cable.name != "optical-400g"));
+    assert!(
+        no_cable.len() == 1 && no_cable[0].starts_with("`connectx7-400g` fits no switch or no cable"),
+        "{no_cable:?}"
+    );
+    let twice = said(&|file| file.cable.push(file.cable[0].clone()));
+    assert_eq!(twice, ["the cable `optical-400g` is there twice"]);
+    let mut rent = source("rent");
+    let joined = rent.parsed.rent.iter_mut().find_map(|rent| rent.network.as_mut()).unwrap();
+    joined.cards = 0;
+    assert!(errors(&rent)[0].contains("has a network without cards or rate"), "{:?}", errors(&rent));
+}

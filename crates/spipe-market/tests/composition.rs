@@ -6,8 +6,8 @@ use proptest::prelude::*;
 use spipe_base::{Bytes, BytesPerSecond};
 use spipe_hardware::Hardware;
 use spipe_market::{
-    COMPOSITION_RULES, Catalogue, Choice, Composed, Condition, Currency, Date, Ownership, Range, Rates, Watts, compose,
-    count_of, price,
+    COMPOSITION_RULES, Catalogue, Choice, Cluster, Composed, Condition, Currency, Date, Kind, Ownership, Range, Rates,
+    Watts, compose, compose_rented, count_of, price, rent_hour,
 };
 
 /// A choice from words such as `2xrtx3090 epyc-7713p 8xddr4-rdimm-32g`.
@@ -200,7 +200,8 @@ proptest! {
     /// Any choice of shipped parts is a checked machine, or breaks a rule of the list.
     #[test]
     fn any_choice_is_a_machine_or_breaks_a_rule(
-        gpu in any::<prop::sample::Index>(), gpus in 0u32..9, platform in any::<prop::sample::Index>(),
+        gpu in any::<prop::sample::Index>(), gpus in 0u32..9, nodes in 1u32..5, card in any::<prop::sample::Index>(),
+        platform in any::<prop::sample::Index>(),
         dram in any::<prop::sample::Index>(), modules in 1u32..25, drives in 0u32..4, bridge in prop::option::of(any::<prop::sample::Index>()),
     ) {
         let catalogue = Catalogue::shipped().unwrap();
@@ -211,13 +212,14 @@ proptest! {
             dram: Some((modules, dram.get(&catalogue.drams).name.clone())),
             drives: (drives > 0).then(|| (drives, "nvme4-2tb".to_owned())).into_iter().collect(),
             bridge: bridge.map(|index| index.get(&catalogue.bridges).name.clone()),
+            cluster: (nodes > 1).then(|| Cluster::new(nodes, card.get(&catalogue.network_cards).name.clone())),
             ..Choice::default()
         };
         match compose(&catalogue, &choice) {
             Ok(machine) => {
                 let hardware = Hardware::from_file("composed", machine.hardware.clone());
                 prop_assert!(hardware.is_ok(), "{:?}: {}", choice, hardware.unwrap_err());
-                prop_assert_eq!(hardware.unwrap().devices().iter().filter(|device| device.is_gpu()).count(), gpus as usize);
+                prop_assert_eq!(hardware.unwrap().devices().iter().filter(|device| device.is_gpu()).count(), (gpus * nodes) as usize);
             }
             Err(error) => prop_assert!(COMPOSITION_RULES.iter().any(|(name, _)| *name == error.rule()), "{}", error),
         }
@@ -228,10 +230,118 @@ proptest! {
 fn every_rented_machine_is_a_profile() {
     let catalogue = Catalogue::shipped().unwrap();
     for rent in &catalogue.rents {
-        let machine =
-            spipe_market::compose_rented(&catalogue, rent).unwrap_or_else(|error| panic!("{}: {error}", rent.name));
+        let machine = compose_rented(&catalogue, rent, 1).unwrap_or_else(|error| panic!("{}: {error}", rent.name));
         let hardware = profile(&machine);
         let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
         assert_eq!((gpus, machine.items.len()), (rent.gpus as usize, 0), "{}", rent.name);
+    }
+}
+
+/// Equal computers of these parts, with a card.
+fn nodes(count: u32, words: &str, card: &str) -> Composed {
+    let catalogue = Catalogue::shipped().unwrap();
+    let cluster = Some(Cluster::new(count, card.into()));
+    let choice = Choice { cluster, ..choice(&catalogue, words) };
+    compose(&catalogue, &choice).unwrap_or_else(|error| panic!("{count} of {words}: {error}"))
+}
+
+fn typical(machine: &Composed) -> f64 {
+    let day = "2026-11-27".parse().unwrap();
+    let rates = Rates::new(Currency::usd(), &[]);
+    price(&Catalogue::shipped().unwrap(), machine, (Condition::New, day), &rates).unwrap().range.typical
+}
+
+const H100: &str = "8xh100-sxm xeon-8480 32xddr5-rdimm-64g";
+const RTX: &str = "2xrtx3090 epyc-7713p 8xddr4-rdimm-32g";
+
+#[test]
+fn nodes_are_equal_computers_with_a_network() {
+    let (one, all) = (machine(H100), nodes(8, H100, "connectx7-400g"));
+    assert_eq!((one.nodes, all.nodes), (1, 8));
+    let count = |kind| all.items.iter().filter(|item| item.kind == kind).map(|item| item.count).sum::<u32>();
+    let kinds = [Kind::Gpu, Kind::Platform, Kind::Board, Kind::NetworkCard, Kind::NetworkSwitch, Kind::Cable];
+    assert_eq!(kinds.map(count), [64, 16, 8, 64, 1, 64], "a card for each GPU, and a port of one switch for each card");
+    // 64 cards at 1,900, a switch at 30,000 and 64 cables at 1,800.
+    assert!((typical(&all) - (8.0 * typical(&one) + 64.0 * 1900.0 + 30_000.0 + 64.0 * 1800.0)).abs() < 1e-3);
+    let watts = |machine: &Composed| machine.power.at(0.7, 0.3).get();
+    assert!((watts(&all) - (8.0 * watts(&one) + 64.0 * 25.0 + 1400.0)).abs() < 1e-6);
+    let network = all.hardware.network.clone().unwrap();
+    // 92 % of 50 GB/s; 16 lanes of generation 5 reach 50.4 GB/s.
+    assert!((network.rate.get() / 1e9 - 46.0).abs() < 1e-9);
+    assert_eq!((all.hardware.nodes, network.cards, network.at.is_empty()), (Some(8), 8, true));
+    let hardware = profile(&all);
+    assert_eq!(hardware.devices().iter().filter(|device| device.is_gpu()).count(), 64);
+    assert!(all.name.starts_with("8-nodes-of-8xh100-sxm_xeon-8480_"), "{}", all.name);
+    // The parts in the file compose the same machine again.
+    let catalogue = Catalogue::shipped().unwrap();
+    assert_eq!(compose(&catalogue, &Choice::from_parts(&catalogue, &all.hardware.parts).unwrap()).unwrap(), all);
+}
+
+#[test]
+fn cards_are_as_many_as_slots_and_lanes_permit() {
+    for (words, card, cards, rate) in [
+        // Three of five slots are free, each with sixteen lanes.
+        (RTX, "connectx6dx-100g", 2, 0.92 * 12.5),
+        ("4xrtx-a4000 epyc-7713p 8xddr4-rdimm-32g", "connectx6dx-100g", 1, 0.92 * 12.5),
+        // Eight lanes of generation 4 are left.
+        ("rtx4090 ryzen-9950x 2xddr5-udimm-32g", "connectx6-200g", 1, 0.8 * 0.985 * 2.0 * 8.0),
+        // The CPU has generation 4.
+        ("rtx4090 epyc-7713p 8xddr4-rdimm-32g", "connectx7-400g", 1, 0.8 * 0.985 * 2.0 * 16.0),
+    ] {
+        let network = nodes(2, words, card).hardware.network.unwrap();
+        assert_eq!((network.cards, &*network.at[0]), (cards, "root0"), "{words}");
+        assert!((network.rate.get() / 1e9 - rate).abs() < 1e-9, "{words}: {}", network.rate.0);
+    }
+    // Two computers with two cards of 850 each, a switch at 13,000 and four cables at 200. The supply of 1,200 W becomes
+    // one of 1,300 W, which costs 100 more: the cards draw 36 W.
+    let more = typical(&nodes(2, RTX, "connectx6dx-100g")) - 2.0 * typical(&machine(RTX));
+    assert!((more - (4.0 * 850.0 + 13_000.0 + 4.0 * 200.0 + 2.0 * 100.0)).abs() < 1e-3, "{more}");
+    // 80 cards: five leaves with sixteen cards and sixteen ways up each, and three spines of 32 ports.
+    let large = nodes(40, RTX, "connectx6dx-100g");
+    let count = |kind| large.items.iter().find(|item| item.kind == kind).unwrap().count;
+    assert_eq!((count(Kind::NetworkSwitch), count(Kind::Cable)), (5 + 3, 80 + 80));
+}
+
+#[test]
+fn illegal_networks_break_a_named_rule() {
+    let catalogue = Catalogue::shipped().unwrap();
+    let said = |words: &str, cluster: Cluster| {
+        let choice = Choice { cluster: Some(cluster), ..choice(&catalogue, words) };
+        let error = compose(&catalogue, &choice).unwrap_err();
+        assert!(error.diagnostic().to_string().contains("\nhint: "), "{error}");
+        error.rule()
+    };
+    let of = |nodes| Cluster::new(nodes, "connectx6dx-100g".into());
+    assert_eq!(said(RTX, of(0)), "nodes");
+    assert_eq!(said(RTX, of(1)), "nodes");
+    assert_eq!(said(RTX, of(5000)), "nodes");
+    assert_eq!(said(RTX, Cluster { cards: Some(12), ..of(2) }), "network-slots");
+    assert_eq!(said("2xrtx4090 ryzen-9950x 2xddr5-udimm-32g", of(2)), "network-slots");
+    assert_eq!(said("rtx4090 ryzen-9950x 2xddr5-udimm-32g nvme4-1tb", of(2)), "network-lanes");
+    // Sixteen cards for each of 32 leaves.
+    assert_eq!(said(RTX, of(300)), "network-ports");
+    assert_eq!(said(RTX, Cluster { switch: Some("qm9700".into()), ..of(2) }), "network-ports");
+    assert_eq!(said(RTX, Cluster::new(2, "connectx9".into())), "unknown-part");
+    let parts =
+        |words: &[&str]| Choice::from_parts(&catalogue, &words.iter().map(|word| (*word).into()).collect::<Vec<_>>());
+    let error = parts(&["2 x node", "1 x rtx3090", "1 x epyc-7713p"]).unwrap_err();
+    assert_eq!(error.message, "the parts are those of 2 computers without a network card");
+}
+
+#[test]
+fn rented_nodes_cost_so_many_times_one() {
+    let catalogue = Catalogue::shipped().unwrap();
+    let rent = |name: &str| catalogue.rents.iter().find(|rent| rent.name == name).unwrap();
+    let (joined, alone) = (rent("aws-p5"), rent("vast-h100-sxm-x8"));
+    let rates = Rates::new(Currency::usd(), &[]);
+    let day = "2026-11-27".parse().unwrap();
+    let hour = |nodes| rent_hour((joined, nodes), day, &rates).unwrap().typical;
+    assert!((hour(1) - 98.32).abs() < 1e-9 && (hour(4) - 4.0 * 98.32).abs() < 1e-9);
+    let machine = compose_rented(&catalogue, joined, 4).unwrap();
+    let hardware = profile(&machine);
+    assert_eq!(hardware.devices().iter().filter(|device| device.is_gpu()).count(), 32);
+    assert_eq!((machine.name.as_str(), machine.nodes), ("4-nodes-of-aws-p5", 4));
+    for (offer, nodes) in [(alone, 2), (joined, 0)] {
+        assert_eq!(compose_rented(&catalogue, offer, nodes).unwrap_err().rule(), "nodes", "{}", offer.name);
     }
 }

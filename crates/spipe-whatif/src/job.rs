@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Diagnostic, Faults, Text, position_of};
 use spipe_cost::DataShape;
-use spipe_hardware::LossKernel;
+use spipe_hardware::{LossKernel, MOST_NODES};
 use spipe_market::{Condition, Currency, Money, Ownership, Range, RateFile, Rates, Watts};
 use spipe_model::{Operations, Precision};
 
@@ -125,6 +125,10 @@ pub struct VaryFile {
     pub drive: Option<String>,
     /// Whether bridges join the cards.
     pub bridge: Option<Vec<bool>>,
+    /// Numbers of equal computers; 1 if absent. Those of several have a network, and all other numbers are of one.
+    pub nodes: Option<Vec<u32>>,
+    /// Network cards by name, one for each GPU or as many as fit; if absent, one card that suits the mounting of the GPUs.
+    pub network: Option<Vec<String>>,
     /// The conditions of parts.
     pub condition: Option<Vec<Condition>>,
 }
@@ -180,7 +184,7 @@ pub struct Job {
 }
 
 /// The keys of rules and of `--vary`.
-pub const KEYS: [&str; 7] = ["gpu", "gpus", "platform", "dram", "nvme", "bridge", "condition"];
+pub const KEYS: [&str; 9] = ["gpu", "gpus", "platform", "dram", "nvme", "bridge", "nodes", "network", "condition"];
 
 impl JobFile {
     /// Reads a job file. `file` is its name in messages.
@@ -234,6 +238,8 @@ impl JobFile {
             "gpus" => self.vary.gpus = Some(numbers()?),
             "platform" => self.vary.platform = Some(words()),
             "nvme" => self.vary.nvme = Some(numbers()?),
+            "nodes" => self.vary.nodes = Some(numbers()?),
+            "network" => self.vary.network = Some(words()),
             "dram" => {
                 let read = |value: &&str| {
                     value.parse().map(Text).map_err(|error: spipe_base::ParseQuantityError| fault(error.to_string()))
@@ -343,6 +349,8 @@ fn contradictions(file: &JobFile, faults: &mut Faults) {
         ("dram", vary.dram.as_ref().is_some_and(Vec::is_empty)),
         ("nvme", vary.nvme.as_ref().is_some_and(Vec::is_empty)),
         ("bridge", vary.bridge.as_ref().is_some_and(Vec::is_empty)),
+        ("nodes", vary.nodes.as_ref().is_some_and(Vec::is_empty)),
+        ("network", vary.network.as_ref().is_some_and(Vec::is_empty)),
         ("condition", vary.condition.as_ref().is_some_and(Vec::is_empty)),
     ];
     for (key, _) in empty.into_iter().filter(|(_, empty)| *empty) {
@@ -363,6 +371,14 @@ fn contradictions(file: &JobFile, faults: &mut Faults) {
     if vary.drive.is_some() && vary.nvme.as_ref().is_none_or(|nvme| nvme.iter().all(|count| *count == 0)) {
         let fault = Diagnostic::error("a drive is named, and there is none");
         faults.push(fault.hint("add `nvme = [1]`, or leave `drive` out"));
+    }
+    if let Some(nodes) = vary.nodes.iter().flatten().find(|nodes| !(1..=MOST_NODES).contains(*nodes)) {
+        let fault = Diagnostic::error(format!("a machine of {nodes} nodes"));
+        faults.push(fault.hint(format!("use 1 to {MOST_NODES}, such as `nodes = [1, 2, 4]`")));
+    }
+    if vary.network.is_some() && vary.nodes.as_ref().is_none_or(|nodes| nodes.iter().all(|count| *count < 2)) {
+        let fault = Diagnostic::error("a network card is named, and there is one node");
+        faults.push(fault.hint("add `nodes = [2]`, or leave `network` out"));
     }
 }
 

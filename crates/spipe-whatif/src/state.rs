@@ -5,8 +5,9 @@ use serde::{Deserialize, Serialize};
 use spipe_market::Date;
 use std::collections::BTreeSet;
 
-/// The version of the file format. Files of version 1 may have closed forms among their plans.
-const FORMAT_VERSION: u32 = 2;
+/// The version of the file format. Files of version 1 may have closed forms among their plans; those of version 2 have
+/// plans without teams and replicas alone.
+const FORMAT_VERSION: u32 = 3;
 
 /// The subject of a sweep: parts of one sweep agree in it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

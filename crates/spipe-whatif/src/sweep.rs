@@ -5,7 +5,8 @@ use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, Faults};
 use spipe_hardware::HardwareFile;
 use spipe_market::{
-    Catalogue, Choice, ComposeError, Composed, Condition, Date, Form, Kind, MachinePrice, PlatformPart, compose, price,
+    Catalogue, Choice, Cluster, ComposeError, Composed, Condition, Date, Form, Kind, MachinePrice, PlatformPart,
+    compose, price,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,6 +16,9 @@ const PLATFORMS: [&str; 6] =
     ["ryzen-9950x", "threadripper-pro-9955wx", "epyc-7713p", "epyc-9354p", "epyc-7763", "xeon-8480"];
 const DRAM: [u64; 4] = [64, 128, 256, 512];
 const DRIVE: &str = "nvme4-2tb";
+
+/// The network cards of computers with cards in slots, and of those with modules.
+const NETWORK: [&str; 2] = ["connectx6dx-100g", "connectx7-400g"];
 
 /// A machine of the sweep.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +72,9 @@ struct Point<'a> {
     dram: Bytes,
     nvme: u32,
     bridge: bool,
+    nodes: u32,
+    /// The network card of several computers.
+    network: &'a str,
     condition: Condition,
 }
 
@@ -87,10 +94,16 @@ pub fn sweep(catalogue: &Catalogue, job: &Job, as_of: Date) -> Result<Sweep, Fau
         .map_or_else(|| DRAM.map(Bytes::gib).into(), |drams| drams.iter().map(|dram| dram.0).collect());
     let drives = vary.nvme.clone().unwrap_or_else(|| vec![0]);
     let bridges = vary.bridge.clone().unwrap_or_else(|| vec![false]);
+    let nodes = vary.nodes.clone().unwrap_or_else(|| vec![1]);
     let conditions = vary.condition.clone().unwrap_or_else(|| Condition::ALL.into());
     let mut builder =
         Builder { catalogue, job, as_of, sweep: Sweep::default(), skipped: BTreeMap::new(), seen: BTreeSet::new() };
     for gpu in &gpus {
+        let networks = vary.network.clone().unwrap_or_else(|| vec![network_card(catalogue, gpu).to_owned()]);
+        // One computer has no network, whatever the card.
+        let cards = |nodes: u32| networks.iter().take(if nodes > 1 { networks.len() } else { 1 });
+        let joined: Vec<(u32, &String)> =
+            nodes.iter().flat_map(|nodes| cards(*nodes).map(|network| (*nodes, network))).collect();
         for (count, platform) in
             counts.iter().flat_map(|count| platforms.iter().map(move |platform| (*count, platform)))
         {
@@ -98,7 +111,19 @@ pub fn sweep(catalogue: &Catalogue, job: &Job, as_of: Date) -> Result<Sweep, Fau
                 for (bridge, condition) in
                     bridges.iter().flat_map(|bridge| conditions.iter().map(move |one| (*bridge, *one)))
                 {
-                    builder.add(&Point { gpu, gpus: count, platform, dram, nvme, bridge, condition })?;
+                    for (nodes, network) in joined.iter().copied() {
+                        builder.add(&Point {
+                            gpu,
+                            gpus: count,
+                            platform,
+                            dram,
+                            nvme,
+                            bridge,
+                            nodes,
+                            network,
+                            condition,
+                        })?;
+                    }
                 }
             }
         }
@@ -113,6 +138,12 @@ fn sold_gpus(catalogue: &Catalogue) -> Vec<String> {
     catalogue.gpus.iter().filter(|gpu| !gpu.price.is_empty()).map(|gpu| gpu.name.clone()).collect()
 }
 
+/// The network card of computers with this GPU where none is named.
+fn network_card(catalogue: &Catalogue, gpu: &str) -> &'static str {
+    let in_slots = catalogue.gpus.iter().any(|part| part.name == gpu && part.form == Form::Pcie);
+    if in_slots { NETWORK[0] } else { NETWORK[1] }
+}
+
 /// Refuses names that the catalogue does not have.
 fn known(catalogue: &Catalogue, job: &Job) -> Result<(), Faults> {
     let mut faults = Faults::new();
@@ -122,6 +153,13 @@ fn known(catalogue: &Catalogue, job: &Job) -> Result<(), Faults> {
     let vary = &job.file.vary;
     let named = vary.gpu.iter().flatten().map(|name| (Kind::Gpu, name));
     let named = named.chain(vary.platform.iter().flatten().map(|name| (Kind::Platform, name)));
+    let named = named.chain(vary.network.iter().flatten().map(|name| (Kind::NetworkCard, name)));
+    if vary.nodes.iter().flatten().any(|nodes| *nodes > 1) && catalogue.network_cards.is_empty() {
+        let fault = Diagnostic::error("several nodes need a network, and the catalogue has no network card");
+        faults.push(
+            fault.hint("add a `[[network-card]]`, a `[[network-switch]]` and a `[[cable]]`, or leave `nodes` out"),
+        );
+    }
     for (kind, name) in named.chain(vary.drive.iter().map(|name| (Kind::Drive, name))) {
         if !catalogue.parts().any(|part| part.kind() == kind && part.name() == name) {
             faults.push(catalogue.unknown(kind, name));
@@ -220,6 +258,7 @@ impl Builder<'_> {
                 dram: platform.and_then(|platform| modules(self.catalogue, platform, sockets, point.dram)),
                 drives: (point.nvme > 0).then(|| (point.nvme, drive.clone())).into_iter().collect(),
                 bridge: bridge.map(|found| found.map_or_else(|| "none".to_owned(), |bridge| bridge.name.clone())),
+                cluster: (point.nodes > 1).then(|| Cluster::new(point.nodes, point.network.to_owned())),
                 ..Choice::default()
             };
             match compose(self.catalogue, &choice) {
@@ -256,6 +295,8 @@ fn holds(rule: &Rule, point: &Point<'_>) -> bool {
         "platform" => value == point.platform,
         "dram" => value.parse() == Ok(point.dram),
         "nvme" => value.parse() == Ok(point.nvme),
+        "nodes" => value.parse() == Ok(point.nodes),
+        "network" => point.nodes > 1 && value == point.network,
         "bridge" => matches!(value.as_str(), "true" | "yes") == point.bridge,
         "condition" => value == point.condition.name(),
         _ => false,
@@ -275,6 +316,7 @@ fn key(hardware: &HardwareFile) -> String {
     file.gpu.iter_mut().for_each(|gpu| gpu.source = None);
     file.gpu.iter_mut().filter_map(|gpu| gpu.efficiency.as_mut()).for_each(|efficiency| efficiency.source = None);
     file.link.iter_mut().for_each(|link| link.source = None);
+    file.network.iter_mut().for_each(|network| network.source = None);
     file.to_toml()
 }
 

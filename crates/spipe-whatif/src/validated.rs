@@ -14,8 +14,11 @@ pub(crate) const ERROR_SOURCE: &str =
 /// GPUs on which trainings were measured, by the beginning of their names.
 const MEASURED: [&str; 6] = ["rtx3090", "rtx4090", "rtx-a6000", "v100-", "a100-", "h100-"];
 
-/// The most GPUs of a measured training.
+/// The most GPUs of a measured training on one computer.
 const MOST_GPUS: u32 = 16;
+
+/// The GPUs whose trainings were measured on several nodes, and the most of them.
+const ON_NODES: (&str, u32) = ("a100-", 512);
 
 /// The longest sequences of a measured training, in tokens.
 const LONGEST: u64 = 65_536;
@@ -27,8 +30,16 @@ pub(crate) fn outside(job: &Job, candidate: &Candidate) -> Vec<String> {
     if let Some(gpu) = choice.gpu.as_ref().filter(|gpu| !MEASURED.iter().any(|known| gpu.starts_with(known))) {
         remarks.push(format!("no training on `{gpu}` was compared with its prediction"));
     }
-    if choice.gpus > MOST_GPUS {
-        remarks.push(format!("no training on more than {MOST_GPUS} GPUs was compared with its prediction"));
+    let (nodes, all) = (candidate.machine.nodes, choice.gpus * candidate.machine.nodes);
+    let (like, most) = ON_NODES;
+    match &choice.gpu {
+        Some(gpu) if nodes > 1 && !gpu.starts_with(like) => {
+            remarks.push(format!("no training on several nodes of `{gpu}` was compared with its prediction"));
+        }
+        _ if all > if nodes > 1 { most } else { MOST_GPUS } => {
+            remarks.push(format!("no training on {all} GPUs was compared with its prediction"));
+        }
+        _ => {}
     }
     let long = job.file.train.iter().filter_map(|train| train.seq_len).max().filter(|length| *length > LONGEST);
     if let Some(length) = long {

@@ -298,7 +298,7 @@ fn parts_of_another_sweep_are_refused() {
     assert_eq!(serde_json::from_str::<State>(&json).unwrap(), state);
     assert_eq!(state.check(), Ok(()));
     let old = State { format_version: 1, ..state }.check().unwrap_err();
-    assert_eq!(old.to_string(), "its plans have format version 1, and version 2 is read");
+    assert_eq!(old.to_string(), "its plans have format version 1, and version 3 is read");
 }
 
 #[test]
@@ -321,6 +321,11 @@ fn bad_jobs_are_refused() {
         (&format!("{train}[vary]\ngpu = []\n"), "varies over nothing"),
         (&format!("{train}[vary]\ngpu = [\"l4\"]\ngpus = [0]\n"), "their number is 0"),
         (&format!("{train}[vary]\nbridge = [true]\ngpus = [1]\n"), "there is one card"),
+        (&format!("{train}[vary]\nnodes = []\n"), "`nodes` varies over nothing"),
+        (&format!("{train}[vary]\nnodes = [1, 0]\n"), "a machine of 0 nodes"),
+        (&format!("{train}[vary]\nnodes = [5000]\n"), "a machine of 5000 nodes"),
+        (&format!("{train}[vary]\nnetwork = [\"connectx7-400g\"]\nnodes = [1]\n"), "there is one node"),
+        (&format!("{train}[vary]\nnetwork = [\"connectx7-400g\"]\n"), "there is one node"),
         (&format!("{train}[skip]\nrules = [\"colour = red\"]\n"), "is not a condition"),
         (&format!("{train}speed = 3\n"), "unknown field"),
     ] {
@@ -343,6 +348,68 @@ fn skipped_combinations_say_why() {
     let unknown = job_of_unknown();
     let said = spipe_whatif::sweep(&Catalogue::shipped().unwrap(), &unknown, day()).unwrap_err().to_string();
     assert!(said.contains("no gpu `rtx309`") && said.contains("did you mean `rtx3090`"), "{said}");
+}
+
+const ON_NODES: &str = "[vary]\ngpu = [\"rtx3090\"]\ngpus = [2]\nplatform = [\"epyc-7713p\"]\ndram = [\"128 GiB\"]\ncondition = [\"new\"]\n";
+
+#[test]
+fn nodes_vary_with_the_network_that_joins_them() {
+    let catalogue = Catalogue::shipped().unwrap();
+    let found = |text: &str| sweep(&catalogue, &job(&format!("{ON_NODES}{text}")), day()).unwrap();
+    let names = |sweep: &Sweep| sweep.candidates.iter().map(|one| one.machine.name.clone()).collect::<Vec<_>>();
+    let all = found("nodes = [1, 2, 4]\n");
+    let one = "2xrtx3090_epyc-7713p_8xddr4-rdimm-16g";
+    let of = |nodes: u32| format!("{nodes}-nodes-of-{one}_2xconnectx6dx-100g");
+    assert_eq!(names(&all), [one.to_owned(), of(2), of(4)]);
+    let keys: Vec<&str> = all.candidates.iter().map(|one| one.key.as_str()).collect();
+    assert!(keys[0] != keys[1] && keys[1] != keys[2] && !keys[1].contains("data sheet"), "{}", keys[1]);
+    // Two cards of 850 and a supply that costs 100 more for each node, a switch of 13,000, a cable of 200 for each card.
+    let typical = |index: usize| all.candidates[index].price.range.typical;
+    assert!(
+        (typical(2) - (4.0 * (typical(0) + 100.0) + 8.0 * (850.0 + 200.0) + 13_000.0)).abs() < 1e-6,
+        "{}",
+        typical(2)
+    );
+    assert_eq!(spipe_whatif::neighbours(&all, 1), [0, 2], "the number of nodes is one change");
+    let change = |from: usize, to: usize| spipe_whatif::change_of(&all.candidates[from], &all.candidates[to]);
+    assert_eq!(change(0, 2).as_deref(), Some("1 → 4 nodes"));
+    // One node has no network, whatever the card.
+    let cards = found("nodes = [1, 2]\nnetwork = [\"connectx6dx-100g\", \"connectx6-200g\"]\n");
+    assert_eq!(names(&cards), [one.to_owned(), of(2), of(2).replace("6dx-100g", "6-200g")]);
+    let change = spipe_whatif::change_of(&cards.candidates[1], &cards.candidates[2]);
+    assert_eq!(change.as_deref(), Some("connectx6dx-100g → connectx6-200g in each node"));
+    // Rules and budgets count them.
+    let skipped =
+        found("nodes = [1, 2, 4]\n[skip]\nrules = [\"nodes = 4 and gpus = 2\", \"network = connectx7-400g\"]\n");
+    assert_eq!(names(&skipped), [one.to_owned(), of(2)]);
+    assert_eq!((skipped.skipped[0].rule.as_str(), skipped.skipped[0].count), ("skip", 1));
+    let cheap = found("nodes = [1, 2]\n[limits]\nbudget = \"20000 USD\"\n");
+    assert_eq!((names(&cheap), cheap.skipped[0].rule.as_str()), (vec![one.to_owned()], "budget"));
+}
+
+#[test]
+fn nodes_need_a_network_card_of_the_catalogue() {
+    let mut catalogue = Catalogue::shipped().unwrap();
+    let said = |catalogue: &Catalogue, text: &str| {
+        let job = job(&format!("{ON_NODES}{text}"));
+        sweep(catalogue, &job, day()).map(|_| String::new()).unwrap_or_else(|faults| faults.to_string())
+    };
+    let unknown = said(&catalogue, "nodes = [2]\nnetwork = [\"connectx7-400\"]\n");
+    assert!(unknown.contains("no network-card `connectx7-400`") && unknown.contains("`connectx7-400g`"), "{unknown}");
+    catalogue.network_cards.clear();
+    let none = said(&catalogue, "nodes = [1, 2]\n");
+    assert!(none.contains("several nodes need a network") && none.contains("[[network-card]]"), "{none}");
+    assert_eq!(said(&catalogue, "nodes = [1]\n"), "");
+}
+
+#[test]
+fn nodes_are_set_with_the_other_keys() {
+    let (mut file, mut given) = (JobFile::empty(), Vec::new());
+    file.vary("nodes=1,2,4", &mut given).unwrap();
+    file.vary("network=connectx7-400g", &mut given).unwrap();
+    assert_eq!(file.vary.nodes, Some(vec![1, 2, 4]));
+    let fault = file.vary("nodes=two", &mut Vec::new()).unwrap_err();
+    assert_eq!(fault.message, "`two` is not a number");
 }
 
 fn job_of_unknown() -> Job {

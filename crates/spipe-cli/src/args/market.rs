@@ -13,7 +13,7 @@ pub enum Catalogue {
     /// Check figures, prices and fitting of catalogue files; of the shipped ones if none is given
     Check(CatalogueCheck),
     /// Compose a machine of parts and write its hardware profile
-    Compose(CatalogueCompose),
+    Compose(Box<CatalogueCompose>),
     /// Print a price as a line for a catalogue file
     Price(CataloguePrice),
 }
@@ -32,7 +32,7 @@ pub struct Source {
 /// A list.
 #[derive(Debug, Group)]
 pub struct CatalogueList {
-    /// Only parts of this kind: gpu, platform, dram, drive, board, bridge, supply or rent
+    /// Only parts of this kind: gpu, platform, dram, drive, board, bridge, supply, network-card, network-switch, cable or rent
     #[arg(long)]
     pub kind: Option<String>,
     /// The files and the day
@@ -87,6 +87,12 @@ pub struct CatalogueCompose {
     /// The supplies, such as 2xpsu-1600; the fewest that suffice if not given
     #[arg(long)]
     pub supply: Option<String>,
+    /// The number of equal computers that a network joins
+    #[arg(long, default_value_t = 1, requires = "network")]
+    pub nodes: u32,
+    /// The network card, such as connectx7-400g, one for each GPU or as many as fit; 4xconnectx7-400g gives each computer four
+    #[arg(long, requires = "nodes")]
+    pub network: Option<String>,
     /// Buy parts new or used, where they are sold so
     #[arg(long, default_value = "new")]
     pub condition: Condition,

@@ -89,7 +89,8 @@ pub struct WhatifSweep {
     /// The shape of the data, and what is recomputed
     #[command(flatten)]
     pub data: super::DataOptions,
-    /// Parts that vary, as KEY=VALUE,VALUE with the keys gpu, gpus, platform, dram, nvme, bridge and condition; may be repeated
+    /// Parts that vary, as KEY=VALUE,VALUE with the keys gpu, gpus, platform, dram, nvme, bridge, nodes, network and condition; may be
+    /// repeated
     #[arg(long)]
     pub vary: Vec<String>,
     /// Combinations to skip, such as "gpus = 4 and platform = ryzen-9950x"; may be repeated

@@ -1,6 +1,9 @@
 //! The physical rules of figures, each with its name.
 
-use crate::{BoardPart, DramPart, DrivePart, Family, GpuPart, PlatformPart, catalogue::Source};
+use crate::{
+    BoardPart, DramPart, DrivePart, Family, GpuPart, NetworkCardPart, NetworkSwitchPart, PlatformPart, RentPart,
+    catalogue::Source,
+};
 use spipe_base::{Bytes, Diagnostic, Faults, FlopsPerSecond};
 use spipe_hardware::DataType;
 
@@ -258,5 +261,32 @@ pub(super) fn board(part: &BoardPart, source: &Source, faults: &mut Faults) {
     }
     if !part.price.is_empty() && part.share_of_gpus.is_some() {
         fault(&part.name, source, faults, "has a price and a share", "keep one of them");
+    }
+}
+
+/// Checks the figures of a network card: it has a rate, which its lanes carry.
+pub(super) fn network_card(part: &NetworkCardPart, source: &Source, faults: &mut Faults) {
+    let lanes = crate::pcie::raw(part.pcie);
+    if part.rate.get() <= 0.0 {
+        fault(&part.name, source, faults, "has no rate", "state it, such as \"200 Gb/s\"");
+    }
+    if part.rate.0 > lanes {
+        let hint = format!("{} lanes of generation {} carry {lanes}", part.pcie.lanes, part.pcie.generation);
+        fault(&part.name, source, faults, "is faster than its lanes", &hint);
+    }
+}
+
+/// Checks the figures of a switch: a leaf of several has half of its ports up.
+pub(super) fn network_switch(part: &NetworkSwitchPart, source: &Source, faults: &mut Faults) {
+    if part.ports < 2 {
+        fault(&part.name, source, faults, &format!("has {} ports", part.ports), "state `ports`, at least 2");
+    }
+}
+
+/// Checks the network of an offer.
+pub(super) fn rent(part: &RentPart, source: &Source, faults: &mut Faults) {
+    if part.network.as_ref().is_some_and(|network| network.cards == 0 || network.rate.get() <= 0.0) {
+        let hint = "state `cards` and `rate`, or leave `network` out";
+        fault(&part.name, source, faults, "has a network without cards or rate", hint);
     }
 }

@@ -1,10 +1,10 @@
 //! Whether each part fits another one.
 
 use crate::{
-    Catalogue, Form,
+    Catalogue, Form, NetworkKind,
     catalogue::{Kind, Source},
 };
-use spipe_base::{Diagnostic, Faults};
+use spipe_base::{BytesPerSecond, Diagnostic, Faults, Text};
 
 /// Reports the parts of a file that fit no other part of the catalogue.
 pub(super) fn check(source: &Source, whole: &Catalogue, faults: &mut Faults) {
@@ -30,6 +30,16 @@ pub(super) fn check(source: &Source, whole: &Catalogue, faults: &mut Faults) {
     for dram in &source.parsed.dram {
         if !whole.platforms.iter().any(|platform| platform.memory.kind == dram.kind) {
             report(&dram.name, format!("`{}` fits no platform: it is {}", dram.name, dram.kind), "correct its kind");
+        }
+    }
+    for card in &source.parsed.network_card {
+        let like = |kind: NetworkKind, rate: Text<BytesPerSecond>| kind == card.network && rate == card.rate;
+        let joined = whole.network_switches.iter().any(|switch| like(switch.network, switch.rate))
+            && whole.cables.iter().any(|cable| like(cable.network, cable.rate));
+        if !joined {
+            let message =
+                format!("`{}` fits no switch or no cable: it is {} of {}", card.name, card.network, card.rate.0);
+            report(&card.name, message, "add a `[[network-switch]]` and a `[[cable]]` of its kind and rate");
         }
     }
     let known = |kind: Kind, name: &str| whole.parts().any(|part| part.kind() == kind && part.name() == name);

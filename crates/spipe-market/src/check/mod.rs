@@ -28,6 +28,9 @@ pub fn check(source: &Source, as_of: Date) -> Faults {
     let listed = listed.chain(file.board.iter().map(|part| ("board", &part.name)));
     let listed = listed.chain(file.bridge.iter().map(|part| ("bridge", &part.name)));
     let listed = listed.chain(file.supply.iter().map(|part| ("supply", &part.name)));
+    let listed = listed.chain(file.network_card.iter().map(|part| ("network-card", &part.name)));
+    let listed = listed.chain(file.network_switch.iter().map(|part| ("network-switch", &part.name)));
+    let listed = listed.chain(file.cable.iter().map(|part| ("cable", &part.name)));
     let listed = listed.chain(file.rent.iter().map(|part| ("rent", &part.name)));
     for (kind, name) in listed {
         let letters = name.chars().all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.'));
@@ -48,6 +51,9 @@ pub fn check(source: &Source, as_of: Date) -> Faults {
     file.dram.iter().for_each(|part| figures::dram(part, source, &mut faults));
     file.drive.iter().for_each(|part| figures::drive(part, source, &mut faults));
     file.board.iter().for_each(|part| figures::board(part, source, &mut faults));
+    file.network_card.iter().for_each(|part| figures::network_card(part, source, &mut faults));
+    file.network_switch.iter().for_each(|part| figures::network_switch(part, source, &mut faults));
+    file.rent.iter().for_each(|part| figures::rent(part, source, &mut faults));
     catalogue.parts().for_each(|part| prices::part(part, as_of, source, &mut faults));
     faults
 }

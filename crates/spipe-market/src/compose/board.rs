@@ -3,9 +3,10 @@
 use super::{
     ComposeError,
     choice::{Choice, Parts},
+    network,
     rules::{self, broken},
 };
-use crate::{BoardPart, Catalogue, Condition, SupplyPart, file::sold};
+use crate::{BoardPart, Catalogue, Condition, SupplyPart, Watts, file::sold};
 
 /// The most supplies of one machine.
 const MOST_SUPPLIES: u32 = 3;
@@ -28,7 +29,8 @@ pub(super) fn pick<'a>(
     let rank = |rule: &str| rules::COMPOSITION_RULES.iter().position(|(name, _)| *name == rule);
     let mut closest: Option<super::Illegal> = None;
     for board in boards {
-        let fault = match rules::fits(parts, board).and_then(|()| rules::lanes(parts, board)) {
+        let fits = rules::fits(parts, board).and_then(|()| rules::lanes(parts, board));
+        let fault = match fits.and_then(|lanes| network::cards(parts, board, lanes)) {
             Ok(_) => return Ok(board),
             Err(fault) => fault,
         };
@@ -50,10 +52,10 @@ pub(super) fn supply<'a>(
     catalogue: &'a Catalogue,
     choice: &Choice,
     parts: &Parts<'a>,
-    board: &BoardPart,
+    (board, cards): (&BoardPart, Watts),
 ) -> Result<Option<(u32, &'a SupplyPart)>, ComposeError> {
-    let demand = rules::demand(parts, board);
-    let too_weak = |power: crate::Watts, what: &str| {
+    let demand = rules::demand(parts, board, cards);
+    let too_weak = |power: Watts, what: &str| {
         let message = format!("{what} gives {power}, and the machine needs {demand}");
         broken("supply", message, "choose a larger supply, or fewer GPUs")
     };

@@ -95,7 +95,21 @@ impl Layout<'_> {
     }
 
     fn generation(&self, gpu: &GpuPart) -> u32 {
-        gpu.pcie.generation.min(self.board.pcie_generation).min(self.parts.platform.pcie.generation)
+        self.generation_of(gpu.pcie.generation)
+    }
+
+    /// The generation at which a card of this one runs.
+    pub fn generation_of(&self, card: u32) -> u32 {
+        card.min(self.board.pcie_generation).min(self.parts.platform.pcie.generation)
+    }
+
+    /// The root complexes of network cards in slots, those of the GPUs that they are for; none for cards beside modules.
+    pub fn roots_of(&self, cards: u32) -> Vec<String> {
+        if self.parts.gpu.is_some_and(|gpu| gpu.form != Form::Pcie) {
+            return Vec::new();
+        }
+        let each = self.parts.gpus.div_ceil(self.board.socket_count).max(1);
+        (0..cards).map(|card| format!("root{}", card * self.parts.gpus / cards / each)).collect()
     }
 
     fn socket(&self) -> SocketFile {

@@ -1,23 +1,25 @@
 //! Machines composed of parts, under rules that have names.
 //!
 //! ```text
-//! Choice ─► rules, board, supply ─► Composed ─┬─ hardware  an ordinary hardware file
-//!                                             ├─ items     what to buy
-//!                                             └─ power     what it draws
+//! Choice ─► rules, board, network, supply ─► Composed ─┬─ hardware  an ordinary hardware file
+//!                                                      ├─ items     what to buy
+//!                                                      └─ power     what it draws
 //! ```
 
 mod board;
 mod choice;
 mod machine;
+mod network;
 mod rented;
 mod rules;
 
-pub use choice::{Choice, count_of};
+pub use choice::{Choice, Cluster, count_of};
 pub use rented::compose_rented;
 pub use rules::{COMPOSITION_RULES, Illegal};
 
 use crate::{Catalogue, Kind, Watts};
 use machine::Layout;
+use network::{Cards, Network};
 use spipe_base::Diagnostic;
 use spipe_hardware::HardwareFile;
 
@@ -87,6 +89,13 @@ pub struct Power {
 }
 
 impl Power {
+    /// Returns the power of equal machines.
+    pub fn times(self, machines: u32) -> Self {
+        let all = f64::from(machines);
+        let Self { base, gpus, cores_busy, rated, .. } = self;
+        Self { base: base * all, gpus: gpus * machines, cores_busy: cores_busy * all, rated: rated * all, ..self }
+    }
+
     /// Returns the power while GPUs and cores are busy for these shares of the time:
     /// `base + GPUs × (idle + share × (busy − idle)) + share × cores`.
     pub fn at(&self, gpu_share: f64, core_share: f64) -> Watts {
@@ -101,22 +110,24 @@ impl Power {
 pub struct Composed {
     /// A name made of the parts.
     pub name: String,
-    /// The choice, with its board and its supply.
+    /// The choice, with its board, its supply and its network.
     pub choice: Choice,
+    /// The number of equal computers.
+    pub nodes: u32,
     /// The parts to buy.
     pub items: Vec<Item>,
     /// The machine as an ordinary profile.
     pub hardware: HardwareFile,
     /// Its power.
     pub power: Power,
-    /// The lanes of each card.
+    /// The lanes of each GPU.
     pub lanes: u32,
     /// The assumptions that are no figures: lanes, copies between GPUs, circuits.
     pub notes: Vec<String>,
 }
 
 /// Composes a machine. A board and supplies that are not chosen are picked: the smallest board that
-/// takes the parts, and the smallest sufficient supplies.
+/// takes the parts, and the smallest sufficient supplies. Several computers are equal, with a network between them.
 ///
 /// # Errors
 /// An unknown part, or the first broken rule.
@@ -126,17 +137,25 @@ pub fn compose(catalogue: &Catalogue, choice: &Choice) -> Result<Composed, Compo
     rules::bridge(&parts)?;
     let board = board::pick(catalogue, choice, &parts)?;
     let lanes = rules::lanes(&parts, board)?;
-    let supply = board::supply(catalogue, choice, &parts, board)?;
+    let cards = network::cards(&parts, board, lanes)?;
+    let network = cards.as_ref().map(|cards| Network::of(catalogue, cards)).transpose()?;
+    let draws = cards.as_ref().map_or_else(Watts::default, Cards::power);
+    let supply = board::supply(catalogue, choice, &parts, (board, draws))?;
     let layout = Layout { parts: &parts, board, lanes };
     let mut complete = choice.clone();
     complete.board = Some(board.name.clone());
     complete.supply = supply.as_ref().map(|(count, part)| (*count, part.name.clone()));
+    complete.cluster = network.as_ref().map(Network::chosen);
     let items = complete.items(board.socket_count);
     let name = complete.name();
     let hardware = layout.hardware(&name, &items);
     let power = rules::power(&parts, board);
-    let notes = layout.notes(rules::demand(&parts, board));
-    Ok(Composed { name, choice: complete, items, hardware, power, lanes, notes })
+    let notes = layout.notes(rules::demand(&parts, board, draws));
+    let one = Composed { name, choice: complete, nodes: 1, items, hardware, power, lanes, notes };
+    Ok(match network {
+        Some(network) => network.joined(one, &layout),
+        None => one,
+    })
 }
 
 impl Composed {

@@ -1,17 +1,34 @@
 //! Rented machines as profiles.
 
-use super::{Choice, ComposeError, Composed, compose};
+use super::{Choice, ComposeError, Composed, compose, network, rules::broken};
 use crate::{BoardPart, Catalogue, DramPart, Fabric, Form, RentPart, Transfers, Watts};
 use spipe_base::{Bytes, Text};
 
 /// The least GPUs of a machine with two CPUs: estimate.
 const TWO_SOCKETS: u32 = 4;
 
-/// Composes a rented machine on a board that takes its parts: providers do not name theirs.
+/// Composes `nodes` rented machines on boards that take their parts: providers do not name theirs.
 ///
 /// # Errors
-/// An unknown part, or the first broken rule.
-pub fn compose_rented(catalogue: &Catalogue, rent: &RentPart) -> Result<Composed, ComposeError> {
+/// An unknown part, or the first broken rule: several machines need the offer's network.
+pub fn compose_rented(catalogue: &Catalogue, rent: &RentPart, nodes: u32) -> Result<Composed, ComposeError> {
+    let machine = one(catalogue, rent)?;
+    if nodes == 1 {
+        return Ok(machine);
+    }
+    let Some(offered) = rent.network.as_ref().filter(|_| nodes > 1) else {
+        let message = format!("`{}` has no network that joins {nodes} of them", rent.name);
+        return Ok(broken("nodes", message, "rent one, or add `network` to its table")?);
+    };
+    let name = format!("{nodes}-nodes-of-{}", rent.name);
+    let mut hardware = machine.hardware;
+    hardware.name.clone_from(&name);
+    hardware.nodes = Some(nodes);
+    hardware.network = Some(network::rented(offered.cards, offered.rate.0, &offered.source));
+    Ok(Composed { name, nodes, hardware, power: machine.power.times(nodes), ..machine })
+}
+
+fn one(catalogue: &Catalogue, rent: &RentPart) -> Result<Composed, ComposeError> {
     let mut whole = catalogue.clone();
     let platform = catalogue.platforms.iter().find(|platform| platform.name == rent.platform);
     let gpu = catalogue.gpus.iter().find(|gpu| gpu.name == rent.gpu);
@@ -31,6 +48,7 @@ pub fn compose_rented(catalogue: &Catalogue, rent: &RentPart) -> Result<Composed
             gpu_slots: rent.gpus,
             gpu_counts: Vec::new(),
             slot_widths: rent.gpus * gpu.slots,
+            network_slots: 0,
             fabric,
             pcie_generation: gpu.pcie.generation,
             m2: 0,

@@ -4,7 +4,7 @@ use super::{Power, SUPPLY_SHARE, choice::Parts};
 use crate::{BoardPart, Form, PlatformForm, Watts};
 
 /// The rules, each with its meaning.
-pub const COMPOSITION_RULES: [(&str, &str); 12] = [
+pub const COMPOSITION_RULES: [(&str, &str); 16] = [
     ("socket", "the board has the CPU's socket, and no more of them than the CPU allows"),
     ("mounting", "PCIe cards need a board with slots; SXM and OAM modules need a board of four or eight"),
     ("gpu-count", "the board takes this number of GPUs"),
@@ -16,14 +16,21 @@ pub const COMPOSITION_RULES: [(&str, &str); 12] = [
     ("module-size", "modules are no larger than the CPU allows"),
     ("module-slots", "there is a slot for each module, and each CPU has the same modules"),
     ("bridge", "a bridge joins pairs, or up to four, of the cards that it names"),
-    ("supply", "the supply gives 1.25 × the rated power of the GPUs, that of the CPUs, and 100 W"),
+    ("nodes", "there are two to 4,096 computers in a network"),
+    ("network-slots", "the board has a slot for each network card: its own for them, or what GPUs leave free"),
+    ("network-lanes", "GPUs and drives leave eight lanes for each network card"),
+    (
+        "network-ports",
+        "the switches have a port of the card's kind and rate for each card, and there are cables for it",
+    ),
+    ("supply", "the supply gives 1.25 × the rated power of the GPUs, that of CPUs and network cards, and 100 W"),
 ];
 
 /// The lanes of a drive.
-const DRIVE_LANES: u32 = 4;
+pub(super) const DRIVE_LANES: u32 = 4;
 
 /// The narrowest slot in which a card is used.
-const FEWEST_LANES: u32 = 8;
+pub(super) const FEWEST_LANES: u32 = 8;
 
 /// The power beside GPUs and CPUs that a supply must give.
 const REST: f64 = 100.0;
@@ -190,14 +197,14 @@ pub(super) fn lanes(parts: &Parts<'_>, board: &BoardPart) -> Result<u32, Illegal
     broken("lanes", message, "choose fewer cards or drives, or a CPU with more lanes")
 }
 
-/// The power that supplies must give.
-pub(super) fn demand(parts: &Parts<'_>, board: &BoardPart) -> Watts {
+/// The power that supplies of one computer must give, of which its network cards draw `cards`.
+pub(super) fn demand(parts: &Parts<'_>, board: &BoardPart, cards: Watts) -> Watts {
     let gpus = parts.gpu.map_or(0.0, |gpu| gpu.power.board.get()) * f64::from(parts.gpus);
     let cpus = parts.platform.power.board.get() * f64::from(board.socket_count);
-    Watts::new(SUPPLY_SHARE * gpus + cpus + REST)
+    Watts::new(SUPPLY_SHARE * gpus + cpus + cards.get() + REST)
 }
 
-/// The power that the machine draws.
+/// The power that a computer draws without its network.
 pub(super) fn power(parts: &Parts<'_>, board: &BoardPart) -> Power {
     let of = |watts: fn(&crate::GpuPowerFile) -> f64| Watts::new(parts.gpu.map_or(0.0, |gpu| watts(&gpu.power)));
     let cpu = &parts.platform.power;

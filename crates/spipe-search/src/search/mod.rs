@@ -16,7 +16,7 @@ mod cases;
 mod drives;
 pub mod fits;
 pub mod found;
-mod on_mesh;
+pub mod on_mesh;
 mod promise;
 mod readable;
 mod refusal;

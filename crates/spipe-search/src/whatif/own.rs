@@ -2,7 +2,7 @@
 
 use crate::error::SearchError;
 use spipe_base::Faults;
-use spipe_market::{Catalogue, Choice, Composed, Condition, compose};
+use spipe_market::{Catalogue, Choice, Cluster, Composed, Condition, compose};
 use spipe_whatif::{Job, Setup, Sweep, sweep_of};
 
 /// The most changes of each kind that are tried.
@@ -14,7 +14,8 @@ pub fn sweep(catalogue: &Catalogue, job: &Job, setup: &Setup) -> Result<Sweep, S
     let own = compose(catalogue, &choice).map_err(|error| SearchError::Input(error.diagnostic().into()))?;
     let mut machines: Vec<Composed> = vec![own.clone()];
     // A larger machine may need larger supplies, which are picked again.
-    let start = Choice { supply: None, ..own.choice.clone() };
+    let start =
+        Choice { supply: None, cluster: own.choice.cluster.as_ref().map(Cluster::reopened), ..own.choice.clone() };
     for changed in changes(catalogue, &start) {
         let same_board = compose(catalogue, &changed);
         machines.extend(same_board.into_iter().filter(|machine| !machines_have(&[&own], machine)));
@@ -38,7 +39,8 @@ fn machines_have(all: &[&Composed], machine: &Composed) -> bool {
     all.iter().any(|one| one.name == machine.name)
 }
 
-/// Choices with another number of GPUs, other GPUs, more memory, another drive, or a bridge.
+/// Choices with another number of GPUs, other GPUs, more memory, another drive, a bridge, or more of the computers that
+/// a network joins.
 pub fn changes(catalogue: &Catalogue, start: &Choice) -> Vec<Choice> {
     let mut all = Vec::new();
     if start.gpu.is_some() {
@@ -69,6 +71,10 @@ pub fn changes(catalogue: &Catalogue, start: &Choice) -> Vec<Choice> {
         let joins =
             catalogue.bridges.iter().filter(|bridge| start.gpu.as_ref().is_some_and(|gpu| bridge.joins.contains(gpu)));
         all.extend(joins.map(|bridge| Choice { bridge: Some(bridge.name.clone()), ..start.clone() }));
+    }
+    if let Some(cluster) = &start.cluster {
+        let cluster = Cluster { nodes: 2 * cluster.nodes, ..cluster.clone() };
+        all.push(Choice { cluster: Some(cluster), ..start.clone() });
     }
     all
 }

@@ -10,18 +10,23 @@ use crate::{
     request::{
         Request,
         machine::Machine,
+        meshes::{Meshes, suits},
         spelling::Spelling,
         systems::current,
         workloads::{seq_len, workloads},
     },
-    search::{found::Found, search},
+    search::{
+        found::Found,
+        on_mesh::{OnMesh, leading},
+        search,
+    },
     setting::Setting,
 };
 use spipe_base::SimTime;
-use spipe_cost::{Mode, Workload};
+use spipe_cost::{CostError, Mode, Workload};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Model, Precision};
-use spipe_plan::System;
+use spipe_plan::{Mesh, System};
 use spipe_planner::{Effort, Options};
 use spipe_trace::Trace;
 use spipe_whatif::{Answer, Bounder, Counts, GLOBAL_BATCH, Judge, Planned, TrainFile};
@@ -71,24 +76,43 @@ impl Training {
         let options = Options { effort: Some(Effort::Low), time_limit: Duration::MAX, ..Options::default() };
         // A machine or a model that cannot be planned is refused by the search, which says why.
         let Ok(machine) = self.machine(hardware) else { return Some(f64::INFINITY) };
-        let parts = machine.among(systems);
+        let meshes = self.meshes(&machine, systems).all;
+        // Teams are few virtual devices, whose bounds are soon known.
+        let (devices, teams): (Vec<&Mesh>, Vec<&Mesh>) = meshes.iter().partition(|mesh| mesh.is_single());
         let mut most = None;
-        for (workload, (hardware, systems)) in
-            self.workloads.iter().flat_map(|one| parts.iter().map(move |part| (one, part)))
-        {
-            let Ok(setting) = Setting::new(&self.model, hardware, workload) else { return Some(f64::INFINITY) };
-            let tokens = workload.tokens() as f64;
-            let wanted = SimTime::ns((tokens / enough * 1e9).min(u64::MAX as f64) as u64);
-            let least = spipe_planner::least_iteration((setting.context(), systems), &options, wanted);
-            if least < SimTime::MAX {
-                let rate = tokens / least.to_seconds().get();
-                most = Some(most.map_or(rate, |most: f64| most.max(rate)));
-            }
-            if most.is_some_and(|most| most >= enough) {
-                break;
+        for mesh in teams.into_iter().chain(devices) {
+            let suited: Vec<System> = systems.iter().copied().filter(|system| suits(*system, mesh)).collect();
+            let parts = machine.among(&suited);
+            let divided = self.workloads.iter().filter(|one| one.microbatches.is_multiple_of(mesh.data()));
+            for (workload, (hardware, systems)) in divided.flat_map(|one| parts.iter().map(move |part| (one, part))) {
+                let Ok(setting) = self.setting(hardware, workload, mesh) else { return Some(f64::INFINITY) };
+                let tokens = workload.tokens() as f64;
+                let wanted = SimTime::ns((tokens / enough * 1e9).min(u64::MAX as f64) as u64);
+                let least = spipe_planner::least_iteration((setting.context(), systems), &options, wanted);
+                if least < SimTime::MAX {
+                    let rate = tokens / least.to_seconds().get();
+                    most = Some(most.map_or(rate, |most: f64| most.max(rate)));
+                }
+                if most.is_some_and(|most| most >= enough) {
+                    return most;
+                }
             }
         }
         most
+    }
+
+    /// The setting in which a mesh is bounded: that of the leads of its teams, or of the devices as they are.
+    fn setting(&self, hardware: &Arc<Hardware>, workload: &Workload, mesh: &Mesh) -> Result<Setting, CostError> {
+        let leads = if mesh.is_single() { None } else { leading(hardware, mesh) };
+        match leads {
+            Some(leads) => Ok(OnMesh::new((&self.model, hardware, &Arc::new(leads)), workload, (mesh, true))?.leads),
+            None => Setting::new(&self.model, hardware, workload),
+        }
+    }
+
+    /// The meshes on which plans are sought.
+    fn meshes(&self, machine: &Machine, systems: &[System]) -> Meshes {
+        Meshes::open((&self.model, machine.hardware()), &self.workloads, systems.to_vec())
     }
 
     /// The machine as the training's runtime finds it, or the runtimes by default.
@@ -146,8 +170,11 @@ impl JobPlanner {
     pub(super) fn found(&self, hardware: &Hardware, train: usize, effort: Effort) -> Result<Found, SearchError> {
         let training = &self.trainings[train];
         let machine = training.machine(hardware)?;
+        let Meshes { all: meshes, systems, all_teams } = training.meshes(&machine, &self.systems);
         search(&Request {
-            systems: self.systems.clone(),
+            systems,
+            meshes,
+            all_teams,
             // The clock raises the stop signal.
             time_limit: Duration::MAX,
             effort: Some(effort),

@@ -20,6 +20,25 @@ fn asked<'a>(task: &'a Task, wanted: &[String]) -> Result<Vec<&'a RentPart>, Sea
     Ok(rents.iter().filter(|rent| wanted.iter().any(|word| is(rent, word))).collect())
 }
 
+/// The offers with the numbers of machines that the job varies; several where the offer has a network.
+///
+/// # Errors
+/// An offer that is named, and cannot be had in any of these numbers.
+fn offers<'a>(task: &'a Task, wanted: &[String]) -> Result<Vec<(&'a RentPart, u32)>, SearchError> {
+    let nodes = task.job.file.vary.nodes.clone().unwrap_or_else(|| vec![1]);
+    let mut all = Vec::new();
+    for rent in asked(task, wanted)? {
+        let joined = nodes.iter().filter(|nodes| **nodes == 1 || rent.network.is_some());
+        let before = all.len();
+        all.extend(joined.map(|nodes| (rent, *nodes)));
+        if all.len() == before && wanted.contains(&rent.name) {
+            let message = format!("`{}` has no network that joins several of them", rent.name);
+            return Err(SearchError::request(message, "vary `nodes` over 1 too, or name an offer with a network"));
+        }
+    }
+    Ok(all)
+}
+
 /// Plans rented machines with low effort, and prices the job on them.
 pub fn rented(
     task: &Task,
@@ -28,11 +47,11 @@ pub fn rented(
     spelling: Spelling,
 ) -> Result<Vec<Rented>, SearchError> {
     let mut all = Vec::new();
-    for rent in asked(task, wanted)? {
-        let machine =
-            compose_rented(&task.catalogue, rent).map_err(|error| SearchError::Input(error.diagnostic().into()))?;
+    for (rent, nodes) in offers(task, wanted)? {
+        let machine = compose_rented(&task.catalogue, rent, nodes)
+            .map_err(|error| SearchError::Input(error.diagnostic().into()))?;
         let hardware = Hardware::from_file(&machine.name, machine.hardware.clone())?;
-        let hour = rent_hour(rent, task.setup.as_of, &task.job.rates).map_err(|error| {
+        let hour = rent_hour((rent, nodes), task.setup.as_of, &task.job.rates).map_err(|error| {
             SearchError::Input(
                 Diagnostic::error(error.to_string())
                     .hint(format!("state a rate, as {}", spelling.bare("rate", "USD=0.90")))
@@ -52,7 +71,8 @@ pub fn rented(
         }
         if fits {
             all.push(Rented {
-                machine: rent.name.clone(),
+                machine: machine.name.clone(),
+                nodes,
                 kind: rent.kind.name().into(),
                 hour,
                 tokens_per_second: tokens / hours / 3600.0,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::error::SearchError;
 use rayon::prelude::*;
-use spipe_market::{Choice, compose};
+use spipe_market::{Choice, Cluster, compose};
 use spipe_whatif::{Answer, Candidate, Change, Job, Judge, Run, Table, change_of, neighbours, sweep_of};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -55,7 +55,9 @@ impl<'a> Repairs<'a> {
     /// All changes of one kind of part, the cheapest first.
     fn repairs(&self, broken: &Candidate) -> Result<Vec<Repair>, SearchError> {
         let Task { sweep, catalogue, job, setup, .. } = self.task;
-        let start = Choice { board: None, supply: None, ..broken.machine.choice.clone() };
+        let Choice { cluster, .. } = &broken.machine.choice;
+        let cluster = cluster.as_ref().map(Cluster::reopened);
+        let start = Choice { board: None, supply: None, cluster, ..broken.machine.choice.clone() };
         let composed = changes(catalogue, &start).into_iter().filter_map(|choice| compose(catalogue, &choice).ok());
         let composed = composed.map(|machine| (machine, broken.condition)).collect();
         // A repair may exceed the limits of the sweep: its price is shown.

@@ -2,28 +2,44 @@
 
 use super::{solved::Solved, table::Change};
 use crate::{Candidate, Sweep};
+use spipe_market::Kind;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Returns the parts in which two machines differ, as a change of one kind of part beside board and supply; `None`
-/// if they differ in more, or in their condition.
+/// Returns the parts in which two machines differ, as a change of one kind of part of each computer, or of the number
+/// of computers. What follows from others does not count: board, supply, switches and cables; and the cards of a network
+/// where the number of computers changes, or their number where that of GPUs does. `None` if they differ in more, or in
+/// their condition.
 pub fn change_of(from: &Candidate, to: &Candidate) -> Option<String> {
-    use spipe_market::Kind;
-    let parts = |candidate: &Candidate| {
-        let mut parts: BTreeMap<Kind, Vec<String>> = BTreeMap::new();
-        for item in candidate.machine.items.iter().filter(|item| !matches!(item.kind, Kind::Board | Kind::Supply)) {
-            parts.entry(item.kind).or_default().push(format!("{} × {}", item.count, item.name));
-        }
-        parts
-    };
     if from.condition != to.condition {
         return None;
     }
+    let nodes = [from, to].map(|candidate| candidate.machine.nodes);
     let (before, after) = (parts(from), parts(to));
+    if nodes[0] != nodes[1] {
+        let alike = |kind: &Kind| *kind == Kind::NetworkCard || before.get(kind) == after.get(kind);
+        return before.keys().chain(after.keys()).all(alike).then(|| format!("{} → {} nodes", nodes[0], nodes[1]));
+    }
     let kinds: BTreeSet<Kind> = before.keys().chain(after.keys()).copied().collect();
     let mut changed = kinds.into_iter().filter(|kind| before.get(kind) != after.get(kind));
     let kind = changed.next().filter(|_| changed.next().is_none())?;
     let words = |parts: Option<&Vec<String>>| parts.map_or_else(|| "none".to_owned(), |parts| parts.join(" + "));
-    Some(format!("{} → {}", words(before.get(&kind)), words(after.get(&kind))))
+    let each = if nodes[0] > 1 { " in each node" } else { "" };
+    Some(format!("{} → {}{each}", words(before.get(&kind)), words(after.get(&kind))))
+}
+
+/// The parts of one computer that tell machines apart, by kind.
+fn parts(candidate: &Candidate) -> BTreeMap<Kind, Vec<String>> {
+    let mut parts: BTreeMap<Kind, Vec<String>> = BTreeMap::new();
+    for item in &candidate.machine.items {
+        let count = item.count / candidate.machine.nodes;
+        let words = match item.kind {
+            Kind::Board | Kind::Supply | Kind::NetworkSwitch | Kind::Cable => continue,
+            Kind::NetworkCard => item.name.clone(),
+            _ => format!("{count} × {}", item.name),
+        };
+        parts.entry(item.kind).or_default().push(words);
+    }
+    parts
 }
 
 /// Returns the places of the machines that differ from one in a single kind of part.

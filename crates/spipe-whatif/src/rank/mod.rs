@@ -142,6 +142,7 @@ fn row(
         rank,
         tie,
         machine: candidate.name(),
+        nodes: candidate.machine.nodes,
         parts: candidate.machine.parts(),
         price: price.range,
         oldest_price: price.oldest,

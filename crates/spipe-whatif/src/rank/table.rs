@@ -26,7 +26,9 @@ pub struct Row {
     pub tie: String,
     /// The name.
     pub machine: String,
-    /// The parts.
+    /// The number of equal computers.
+    pub nodes: u32,
+    /// The parts of all of them, and of their network.
     pub parts: Vec<String>,
     /// The price without tax.
     pub price: Range,

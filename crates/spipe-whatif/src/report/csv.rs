@@ -5,7 +5,7 @@ use crate::Table;
 /// Returns the ranked machines as lines with a header.
 pub fn csv(table: &Table) -> String {
     let mut text = String::from(
-        "rank,tie,machine,price-low,price-typical,price-high,tokens-per-second,error,hours,meets-deadline,cost-low,cost-typical,\
+        "rank,tie,machine,nodes,price-low,price-typical,price-high,tokens-per-second,error,hours,meets-deadline,cost-low,cost-typical,\
          cost-high,cost-per-million-tokens,kwh,watts,system,bottleneck,bottleneck-share,gap,front,front-share,first-share,oldest-price\n",
     );
     for row in &table.machines {
@@ -14,6 +14,7 @@ pub fn csv(table: &Table) -> String {
             row.rank.to_string(),
             row.tie.clone(),
             quoted(&row.machine),
+            row.nodes.to_string(),
             number(row.price.low),
             number(row.price.typical),
             number(row.price.high),

@@ -44,6 +44,8 @@ pub struct Subject<'a> {
 pub struct Rented {
     /// The name.
     pub machine: String,
+    /// The number of machines that are rented together.
+    pub nodes: u32,
     /// The kind of its price: list, spot or marketplace.
     pub kind: String,
     /// The price of an hour.

@@ -79,9 +79,10 @@ fn busy_shares(subject: &Subject<'_>) -> Grid {
 fn scaling(subject: &Subject<'_>) -> Plot {
     let mut kinds: BTreeMap<String, BTreeMap<u32, f64>> = BTreeMap::new();
     for row in &subject.table.machines {
-        let choice = &subject.sweep.candidates[row.index].machine.choice;
-        let Some(gpu) = &choice.gpu else { continue };
-        let best = kinds.entry(format!("{gpu}, {}", choice.platform)).or_default().entry(choice.gpus).or_default();
+        let machine = &subject.sweep.candidates[row.index].machine;
+        let Some(gpu) = &machine.choice.gpu else { continue };
+        let counts = kinds.entry(format!("{gpu}, {}", machine.choice.platform)).or_default();
+        let best = counts.entry(machine.choice.gpus * machine.nodes).or_default();
         *best = best.max(row.figures.tokens_per_second);
     }
     let series = kinds.into_iter().filter(|(_, counts)| counts.len() > 1).map(|(name, counts)| {

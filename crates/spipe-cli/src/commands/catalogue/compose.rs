@@ -3,7 +3,7 @@
 use crate::{Failure, args, args::Format, market, output, output::Target, tables::table};
 use serde::Serialize;
 use spipe_hardware::Hardware;
-use spipe_market::{Choice, Composed, Currency, Date, Kind, MachinePrice, Range, Rates, compose, price};
+use spipe_market::{Choice, Cluster, Composed, Currency, Date, Kind, MachinePrice, Range, Rates, compose, price};
 
 #[derive(Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -11,6 +11,7 @@ struct CompositionOutput {
     format_version: u32,
     as_of: Date,
     machine: String,
+    nodes: u32,
     parts: Vec<Row>,
     price: Option<Range>,
     currency: String,
@@ -42,6 +43,7 @@ pub fn run(what: &args::CatalogueCompose, format: Format) -> Result<(), Failure>
         bridge: what.bridge.clone(),
         board: what.board.clone(),
         supply: what.supply.as_deref().map(|text| market::counted("supply", text)).transpose()?,
+        cluster: cluster(what)?,
     };
     let machine = compose(&catalogue, &choice).map_err(|error| Failure::Arguments(error.diagnostic().into()))?;
     // A composed machine that its own reader refuses is a fault of the catalogue's figures.
@@ -59,6 +61,15 @@ pub fn run(what: &args::CatalogueCompose, format: Format) -> Result<(), Failure>
     output::report(format, &human(&data, unpriced, what.output.as_deref()), &data)
 }
 
+/// The computers that a network joins, if there is one.
+fn cluster(what: &args::CatalogueCompose) -> Result<Option<Cluster>, Failure> {
+    let Some(text) = what.network.as_deref() else { return Ok(None) };
+    let (count, card) = market::counted("network", text)?;
+    // A name alone leaves the number open.
+    let cards = (card != text.trim()).then_some(count);
+    Ok(Some(Cluster { cards, ..Cluster::new(what.nodes, card) }))
+}
+
 fn data(machine: &Composed, price: Option<&MachinePrice>, day: Date) -> CompositionOutput {
     let of = |index: usize| price.and_then(|price| price.items.get(index)).map(|(_, range)| *range);
     let row = |(index, item): (usize, &spipe_market::Item)| Row {
@@ -71,6 +82,7 @@ fn data(machine: &Composed, price: Option<&MachinePrice>, day: Date) -> Composit
         format_version: 1,
         as_of: day,
         machine: machine.name.clone(),
+        nodes: machine.nodes,
         parts: machine.items.iter().enumerate().map(row).collect(),
         price: price.map(|price| price.range),
         currency: Currency::usd().to_string(),

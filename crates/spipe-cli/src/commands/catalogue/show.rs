@@ -8,6 +8,7 @@ use crate::{
 };
 use serde::Serialize;
 use serde_json::Value;
+use spipe_base::BytesPerSecond;
 use spipe_market::{Date, Dated, HourFile, Kind, Part, PriceFile, Range, current, in_condition};
 
 /// A price as it is shown.
@@ -73,8 +74,18 @@ fn figure(part: Part<'_>) -> String {
         Part::Board(board) => format!("{} × {}, {} GPUs", board.socket_count, board.sockets.join("/"), board.gpu_slots),
         Part::Bridge(bridge) => format!("{} of {}", bridge.gpus, bridge.joins.join(", ")),
         Part::Supply(supply) => supply.power.0.to_string(),
+        Part::NetworkCard(card) => format!("{}, {}", card.network, line_rate(card.rate.0)),
+        Part::NetworkSwitch(switch) => {
+            format!("{} ports of {}, {}", switch.ports, switch.network, line_rate(switch.rate.0))
+        }
+        Part::Cable(cable) => format!("{}, {}", cable.network, line_rate(cable.rate.0)),
         Part::Rent(rent) => format!("{} × {}, {}", rent.gpus, rent.gpu, rent.kind),
     }
+}
+
+/// A line rate in the unit of data sheets.
+fn line_rate(rate: BytesPerSecond) -> String {
+    format!("{:.0} Gb/s", rate.get() * 8.0 / 1e9)
 }
 
 /// Lists parts.
@@ -107,7 +118,8 @@ pub fn list(what: &args::CatalogueList, format: Format) -> Result<(), Failure> {
     let data = PartOutput { format_version: 1, as_of: day, parts: catalogue.parts().filter(wanted).map(row).collect() };
     if data.parts.is_empty() {
         let kind = what.kind.as_deref().unwrap_or_default();
-        let hint = "kinds are gpu, platform, dram, drive, board, bridge, supply and rent";
+        let hint =
+            "kinds are gpu, platform, dram, drive, board, bridge, supply, network-card, network-switch, cable and rent";
         return Err(Failure::argument(format!("the catalogue has no part of the kind `{kind}`"), hint));
     }
     let mut rows =
