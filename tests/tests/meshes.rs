@@ -121,6 +121,9 @@ fn one_device_takes_the_time_of_all_that_shard() {
             // The steps of all devices on a host are one, so that none of them is over before the others.
             let most = if system == System::Fsdp { 1e-5 } else { 1e-2 };
             assert!(error < most + unlike, "{nodes} × {name}, {system}: {short} and {long}");
+            let options = spipe_planner::Options::default();
+            let least = spipe_planner::least_iteration((context, &[system]), &options, SimTime::MAX);
+            assert!(least <= long, "{nodes} × {name}, {system}: {least} at least, and {long}");
         }
     }
 }

@@ -58,7 +58,18 @@ const PLAN: &[(&str, &[&str])] = &[
         ],
     ),
     ("Machine", &["hardware", "nodes", "network", "devices", "runtime", "head_room"]),
-    ("Parallelism", &["tensor_parallel", "sequence_parallel", "pipeline_parallel", "data_parallel", "sharding"]),
+    (
+        "Parallelism",
+        &[
+            "tensor_parallel",
+            "sequence_parallel",
+            "pipeline_parallel",
+            "data_parallel",
+            "context_parallel",
+            "expert_parallel",
+            "sharding",
+        ],
+    ),
     (
         "Choices",
         &[

@@ -5,7 +5,8 @@ use crate::costs::{bytes_of, ms_of};
 use crate::score::lane::{Lane, link_times};
 use crate::space::sharded::gathered;
 use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
-use spipe_cost::{LayerMemory, LayerTime};
+use spipe_cost::{LayerMemory, LayerTime, collectives::rings};
+use spipe_hardware::Hardware;
 use spipe_plan::{Context, Placement, Stage, Weights};
 use std::collections::BTreeMap;
 
@@ -13,10 +14,13 @@ use std::collections::BTreeMap;
 ///
 /// Each of n devices has m ÷ n of the m microbatches. A stage is gathered on each device for each
 /// forward and backward that finds it evicted, and its gradients are scattered after each backward.
-/// In a ring, each device receives (n − 1)/n of the bytes from the one before it.
+/// In a ring, each device receives (n − 1)/n of the bytes from the one before it; over several computers, a part of them
+/// in each of several rings.
 pub(crate) struct Busy<'b, 'a> {
     pub context: &'b Context<'a>,
     pub devices: Vec<DeviceId>,
+    /// By device, the memories from which and to which it receives in each ring.
+    hops: Vec<Vec<(MemoryId, MemoryId)>>,
     /// The microbatches of each device.
     pub rounds: f64,
     /// Whether optimizer steps are a phase of their own.
@@ -37,7 +41,8 @@ pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
 impl<'b, 'a> Busy<'b, 'a> {
     pub fn new(context: &'b Context<'a>, devices: Vec<DeviceId>, phased: bool) -> Self {
         let rounds = (context.workload().microbatches / devices.len().max(1) as u64) as f64;
-        Self { context, devices, rounds, phased, lanes: BTreeMap::new() }
+        let hops = hops(context.hardware, &devices);
+        Self { context, devices, hops, rounds, phased, lanes: BTreeMap::new() }
     }
 
     fn add(&mut self, lane: Lane, ms: f64) {
@@ -53,7 +58,7 @@ impl<'b, 'a> Busy<'b, 'a> {
     pub fn gathering(&mut self, bytes: f64) {
         for at in 0..self.devices.len() {
             let (here, count) = (self.devices[at], self.devices.len() as f64);
-            let slowest = self.moves(self.before(at), bytes * (count - 1.0) / count);
+            let slowest = self.receives(at, bytes * (count - 1.0) / count);
             self.add(Lane::Collecting(here), slowest);
             if let Some(host) = self.context.hardware.host_memory(here) {
                 self.moves((host, self.context.hardware.devices()[here].memory), bytes / count);
@@ -70,7 +75,8 @@ impl<'b, 'a> Busy<'b, 'a> {
             let memory = self.context.cost.memory(first, self.devices[at]);
             let moved = memory.parameters + if returns { memory.gradients } else { Bytes::ZERO };
             let ring = self.ring(moved);
-            let (slowest, _) = self.route(self.before(at), ring);
+            let each = ring / self.hops[at].len() as f64;
+            let slowest = self.hops[at].iter().map(|ends| self.route(*ends, each).0).fold(0.0, f64::max);
             self.add(Lane::Passes(self.devices[at]), slowest);
         }
     }
@@ -158,7 +164,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         let bytes = |part: fn(&LayerMemory) -> Bytes| bytes_of(context, (stage.layers, here), part);
         let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
         let moved = gathers * self.ring(parameters) + scatters * self.ring(gradients);
-        let slowest = self.moves(self.before(at), moved);
+        let slowest = self.receives(at, moved);
         self.add(Lane::Collecting(here), slowest);
         let Some(host) = self.host_of(here, stage) else { return };
         let memory = context.hardware.devices()[here].memory;
@@ -189,10 +195,10 @@ impl<'b, 'a> Busy<'b, 'a> {
         (bytes.get() / count * (count - 1)) as f64
     }
 
-    /// The memories from which and to which a device receives in a ring.
-    fn before(&self, at: usize) -> (MemoryId, MemoryId) {
-        let (count, devices) = (self.devices.len(), self.context.hardware.devices());
-        (devices[self.devices[(at + count - 1) % count]].memory, devices[self.devices[at]].memory)
+    /// Adds `bytes` that a device receives in equal parts in each ring, and returns the time of the slowest link, in ms.
+    fn receives(&mut self, at: usize, bytes: f64) -> f64 {
+        let count = self.hops[at].len();
+        (0..count).map(|hop| self.moves(self.hops[at][hop], bytes / count as f64)).fold(0.0, f64::max)
     }
 
     /// Adds `bytes` to all links from one memory to another, and returns the time of the slowest
@@ -210,6 +216,18 @@ impl<'b, 'a> Busy<'b, 'a> {
         let links = link_times(self.context.hardware, ends, bytes);
         (links.iter().map(|(_, time)| *time).fold(0.0, f64::max), links)
     }
+}
+
+/// By device, the memories from which and to which it receives in each ring of all of them.
+fn hops(hardware: &Hardware, devices: &[DeviceId]) -> Vec<Vec<(MemoryId, MemoryId)>> {
+    let memory = |device: DeviceId| hardware.devices()[device].memory;
+    let mut into: BTreeMap<DeviceId, Vec<(MemoryId, MemoryId)>> = BTreeMap::new();
+    for ring in rings(hardware, devices) {
+        for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
+            into.entry(*to).or_default().push((memory(*from), memory(*to)));
+        }
+    }
+    devices.iter().map(|device| into.remove(device).unwrap_or_default()).collect()
 }
 
 fn is_streamed(stage: &Stage) -> bool {
