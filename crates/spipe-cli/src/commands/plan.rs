@@ -125,6 +125,12 @@ fn request(
     // Conditions are those of devices without teams, and so is the plan that is the largest.
     let is_open = solved.is_none() && pins.is_empty() && drive_for.is_none() && what.planner == PLANNER;
     let degrees = what.mesh.degrees();
+    if let (Some(group), Some(devices), [System::Interleaved]) = (what.group, degrees.pipeline, systems.as_slice())
+        && group < devices
+    {
+        let message = format!("groups of {group} microbatches leave some of {devices} GPUs without one");
+        return Err(Failure::argument(message, format!("use `--group {devices}` or more")));
+    }
     let Meshes { all: meshes, systems, all_teams } = match &start {
         Some(start) if degrees.is_none() => Meshes { all: vec![start.mesh_of_teams()], ..Meshes::single(systems) },
         None if degrees.is_none() && is_open => Meshes::open(inputs, &workloads, systems),

@@ -53,7 +53,7 @@ impl Meshes {
         Self { all: vec![Mesh::default()], systems, all_teams: false }
     }
 
-    /// What is searched where no degree is given: the devices as they are and, if all GPUs are equal and a framework trains
+    /// The meshes of a search without degrees: the devices as they are and, if all GPUs are equal and a framework trains
     /// on them, the meshes that use the most of them. Teams are within a computer. Replicas divide the optimizer: they
     /// exchange the same bytes as without, and hold less.
     pub fn open((model, hardware): (&Model, &Hardware), workloads: &[Workload], systems: Vec<System>) -> Self {

@@ -73,7 +73,7 @@ struct ShardedLowering<'a> {
     builder: &'a mut ProgramBuilder,
     /// All devices, each with a shard of everything.
     teams: Vec<Team>,
-    /// Those that the program has: all of them, or one that stands for all.
+    /// The devices of the program: all of them, or one for all.
     participants: Vec<Participant>,
     /// By participant, its hops in the rings over several computers or of one for all; empty for the ring of a computer.
     hops: Vec<Hops>,
