@@ -70,12 +70,19 @@ class Model:
         for stage in self.stages:
             own = [layer for index, layer in enumerate(stage.layers, start=stage.first) if index not in shared]
             if own:
-                stays = {"reshard_after_forward": not settings["gathers-once"]}
-                sharded = fully_shard(own, mesh=mesh, mp_policy=policy, offload_policy=offload, **stays)
+                reshards = not settings["gathers-once"]
+                sharded = fully_shard(
+                    own, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshards
+                )
                 groups.append(sharded[0])
         reshards = not tied and not settings["gathers-once"]
         fully_shard(self.whole, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshards)
         prefetch(groups, settings["prefetch"])
+
+    def stay_gathered(self, stays: bool) -> None:
+        """Whether the next backward leaves parameters gathered, for the microbatch behind it."""
+        if isinstance(self.whole, FSDPModule):
+            self.whole.set_reshard_after_backward(not stays)
 
     @torch.no_grad()
     def fill(self, path: str | None, seed: int) -> None:
@@ -145,7 +152,7 @@ class Training:
         total = 0.0
         for number, (inputs, targets) in enumerate(microbatches, start=1):
             if self.settings["gathers-once"]:
-                self.model.whole.set_reshard_after_backward(number == len(microbatches))
+                self.model.stay_gathered(number < len(microbatches))
             loss = loss_sum(self.model.whole(inputs.to(self.device)), targets) * scale
             torch.autograd.backward(loss)
             total += loss.item() / self.size
