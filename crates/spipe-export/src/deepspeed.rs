@@ -30,11 +30,6 @@ impl Zero {
     fn of(plan: &Plan) -> Result<Self, Diagnostic> {
         let (placement, context) = (plan.placement(), plan.context());
         if placement.shards_parameters() {
-            if placement.gathers_once() {
-                let fault =
-                    Diagnostic::error("the folder's ZeRO stage 3 gathers parameters more than once in an iteration");
-                return Err(fault.hint("use `command export fsdp`, or plan with `option sharding parameters`"));
-            }
             let streams = placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_)));
             return Ok(Self::Three { streams });
         }

@@ -95,7 +95,7 @@ impl MeshFile {
         let (name, resident) = match mesh.sharding {
             Sharding::None => (ShardingName::None, None),
             Sharding::Optimizer => (ShardingName::Optimizer, None),
-            Sharding::Parameters { .. } if placement.gathers_once() => (ShardingName::Gradients, None),
+            Sharding::Parameters { resident } if placement.gathers_once() => (ShardingName::Gradients, resident),
             Sharding::Parameters { resident } => (ShardingName::Parameters, resident),
         };
         Self {
@@ -121,7 +121,9 @@ impl MeshFile {
         let sharding = match self.sharding {
             ShardingFile::Named(ShardingName::None) => Sharding::None,
             ShardingFile::Named(ShardingName::Optimizer) => Sharding::Optimizer,
-            ShardingFile::Named(ShardingName::Gradients) => Sharding::Parameters { resident: Some(Knob::LARGEST) },
+            ShardingFile::Named(ShardingName::Gradients) => {
+                Sharding::Parameters { resident: self.resident.or(Some(Knob::LARGEST)) }
+            }
             ShardingFile::Named(ShardingName::Parameters) => Sharding::Parameters { resident: self.resident },
             ShardingFile::Table(sharding) => sharding,
         };

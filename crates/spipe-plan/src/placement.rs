@@ -134,7 +134,8 @@ impl Placement {
 
     /// Whether replicas that shard parameters gather each stage once in an iteration, and keep it (ZeRO stage 2).
     pub fn gathers_once(&self) -> bool {
-        self.shards_parameters() && self.resident_stages() >= self.stages.len()
+        let all = self.stages.len() as u64;
+        matches!(self.mesh.sharding, Sharding::Parameters { resident: Some(resident) } if resident >= all)
     }
 
     /// The same placement with a replica on each of these devices.
