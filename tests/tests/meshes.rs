@@ -102,7 +102,7 @@ fn one_device_takes_the_time_of_all_that_shard() {
     for (name, nodes, unlike) in machines {
         let network = NetworkFile::parse("4x200Gb").unwrap();
         let hardware = Arc::new(machine(name).on_nodes(nodes, Some(network)).unwrap());
-        let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
+        let gpus = hardware.gpus().count();
         let setting = Setting::new(&model, &hardware, &workload(3 * gpus as u64)).unwrap();
         let (context, lead) = (setting.context(), hardware.device("gpu0").unwrap());
         let home = context.hardware.host_memory(lead).unwrap();

@@ -191,7 +191,7 @@ fn backwards_in_two_parts_take_what_was_measured_for_them() {
         let hardware = Hardware::from_file("measured", file).unwrap();
         let cost = CostTable::new(&model, &hardware, &workload).unwrap();
         let context = Context { model: &model, hardware: &hardware, cost: &cost };
-        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
+        let gpus = hardware.gpus();
         let stages = gpus.take(2).zip([(0, 6), (7, 13)]);
         let stages = stages.map(|(gpu, (first, last))| {
             Stage::new(gpu, LayerRange::new(LayerId::new(first), LayerId::new(last)).unwrap())

@@ -68,10 +68,8 @@ impl<'a> Rings<'a> {
             members = members.max(group.len());
             apart |= is_apart(hardware, group);
             let rings = rings(group);
-            for ring in &rings {
-                for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
-                    routes.push((group.len(), rings.len(), route(hardware, [*from, *to])?));
-                }
+            for hop in rings.iter().flat_map(|ring| hops(ring)) {
+                routes.push((group.len(), rings.len(), route(hardware, hop)?));
             }
         }
         let mut load: BTreeMap<LinkId, u64> = BTreeMap::new();
@@ -128,6 +126,11 @@ pub fn rings(hardware: &Hardware, group: &[DeviceId]) -> Vec<Vec<DeviceId>> {
     let from =
         |first: usize| runs.iter().flat_map(move |run| run[first..].iter().chain(&run[..first])).copied().collect();
     (0..each).map(from).collect()
+}
+
+/// The pairs of neighbours of a ring, each with the one that receives second.
+pub fn hops(ring: &[DeviceId]) -> impl Iterator<Item = [DeviceId; 2]> + '_ {
+    ring.iter().zip(ring.iter().cycle().skip(1)).map(|(from, to)| [*from, *to])
 }
 
 /// Whether devices are in several computers.

@@ -175,7 +175,7 @@ impl Parallelism {
         if wanted == 0 {
             return Err(ParallelError::Zero);
         }
-        let all = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
+        let all = hardware.gpus();
         let all: Vec<DeviceId> = all.collect();
         let present = all.len() as u64;
         let enough = (wanted <= present).then(|| all.into_iter().take(wanted as usize).collect());

@@ -184,7 +184,7 @@ impl Work {
 fn shown_peak(hardware: &Hardware, memory: &str, counted: Bytes) -> Bytes {
     let Some(memory) = hardware.memory(memory).map(|id| &hardware.memories()[id]) else { return counted };
     let runtime = hardware.runtime();
-    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
+    let gpus = hardware.gpus().count();
     let (beside, lost) = match memory.kind {
         MemoryKind::Gpu => (runtime.context(gpus) + runtime.buffers(gpus), runtime.allocator_share()),
         MemoryKind::Dram => (Bytes::ZERO, runtime.host_share()),

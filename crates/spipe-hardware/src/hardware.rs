@@ -88,7 +88,7 @@ impl Hardware {
 
     fn shrink_memories(&mut self) {
         let is_real = |memory: &Memory| memory.device.is_some_and(|device| !self.devices[device].emulated);
-        let gpus = self.devices.iter().filter(|device| device.is_gpu()).count();
+        let gpus = self.gpus().count();
         let (context, buffers) = (self.runtime.context(gpus), self.runtime.buffers(gpus));
         let shrunk = |(id, memory): (MemoryId, &Memory)| {
             let stated = self.reserved[id];
@@ -145,6 +145,11 @@ impl Hardware {
     /// Returns the description, if the file has one.
     pub fn description(&self) -> Option<&str> {
         self.file.description.as_deref()
+    }
+
+    /// Returns the GPUs, emulated ones too, in the order of the devices.
+    pub fn gpus(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        self.devices.enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id)
     }
 
     /// Returns the devices: GPUs, then sockets, each in file order.

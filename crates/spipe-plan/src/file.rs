@@ -400,7 +400,7 @@ fn of_knobs(
     if !placement.shards_parameters() {
         return Ok(placement);
     }
-    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64;
+    let gpus = hardware.gpus().count() as u64;
     if let Some(shards) = shards.filter(|shards| !(1..=gpus).contains(shards)) {
         let message = format!("the plan has {shards} shards, but `{}` has {gpus} GPUs", hardware.name());
         return Err(("knobs", Diagnostic::error(message).hint(format!("use between 1 and {gpus}"))));

@@ -146,7 +146,7 @@ impl Placement {
 
     /// The same placement with a replica on each of the machine's first `count` GPUs, or on all of them.
     pub fn over_gpus(self, hardware: &Hardware, count: Option<u64>) -> Self {
-        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id);
+        let gpus = hardware.gpus();
         self.over(gpus.take(count.map_or(usize::MAX, |count| count as usize)))
     }
 

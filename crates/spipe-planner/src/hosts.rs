@@ -147,7 +147,7 @@ impl<'c, 'a> Filled<'c, 'a> {
 
 /// Returns the GPUs of the machine.
 pub(crate) fn gpus(context: &Context<'_>) -> Vec<DeviceId> {
-    context.hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id).collect()
+    context.hardware.gpus().collect()
 }
 
 /// Returns the CPU socket nearest to `device`.

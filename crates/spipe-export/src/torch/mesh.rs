@@ -12,7 +12,7 @@ use crate::{Modules, ranks::by_node};
 use serde::Serialize;
 use spipe_base::{DeviceId, Diagnostic, Faults};
 use spipe_cost::Optimizer;
-use spipe_model::{Architecture, Norm, Transformer};
+use spipe_model::{Architecture, Block, Norm, Transformer};
 use spipe_plan::{Plan, Sharding, Team};
 
 /// The places of the processes in a mesh, as the scripts read them.
@@ -144,14 +144,15 @@ fn indivisible(model: &Transformer, tensor: u64, (sequence, tokens): (bool, u64)
     if matches!(block.norm, Norm::LayerNorm) {
         return Some("one matrix of GPT-2 has queries, keys and values side by side".into());
     }
-    let sizes = [
-        ("heads", block.heads),
-        ("heads of keys and values", block.kv_heads),
-        ("inner channels", block.intermediate),
-        ("entries of the vocabulary", model.vocabulary),
-        ("tokens of a sequence", if sequence { tokens } else { 0 }),
-    ];
-    let (what, size) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(tensor))?;
+    let tokens = if sequence { tokens } else { 0 };
+    unequal(block, tensor, [("entries of the vocabulary", model.vocabulary), ("tokens of a sequence", tokens)])
+}
+
+/// The first size of a block, or of `more` by name, that `tensor` members of a team cannot share equally.
+pub fn unequal(block: &Block, tensor: u64, more: impl IntoIterator<Item = (&'static str, u64)>) -> Option<String> {
+    let own =
+        [("heads", block.heads), ("heads of keys and values", block.kv_heads), ("inner channels", block.intermediate)];
+    let (what, size) = own.into_iter().chain(more).find(|(_, size)| !size.is_multiple_of(tensor))?;
     Some(format!("{tensor} members of a team cannot share {size} {what} equally"))
 }
 

@@ -13,6 +13,7 @@ use crate::{
     program,
     training::Training,
 };
+pub(crate) use mesh::unequal;
 pub(crate) use order::Exported;
 pub(crate) use refusal::check as check_runtime;
 use settings::Settings;
@@ -22,7 +23,7 @@ use spipe_model::{Architecture, Precision};
 use spipe_plan::{Plan, Stage};
 use spipe_schedule::{Order, order_of};
 
-const SCRIPTS: [(&str, &str); 9] = [
+const SCRIPTS: [(&str, &str); 10] = [
     ("train.py", include_str!("../../templates/torch/train.py")),
     ("pipeline.py", include_str!("../../templates/torch/pipeline.py")),
     ("rates.py", include_str!("../../templates/common/rates.py")),
@@ -30,6 +31,7 @@ const SCRIPTS: [(&str, &str); 9] = [
     ("optimizer.py", include_str!("../../templates/torch/optimizer.py")),
     ("axes.py", include_str!("../../templates/torch/axes.py")),
     ("team.py", include_str!("../../templates/torch/team.py")),
+    ("sums.py", include_str!("../../templates/torch/sums.py")),
     ("shares.py", include_str!("../../templates/torch/shares.py")),
     ("whole.py", include_str!("../../templates/torch/whole.py")),
 ];

@@ -82,24 +82,13 @@ pub fn check(plan: &Plan) -> Result<&Transformer, Faults> {
                 "nearest: `option pipeline-parallel 1`, or `command export megatron`",
             );
         }
-        if let Some(reason) = indivisible(decoder, mesh.tensor(), if mesh.sequence { workload.seq_len } else { 0 }) {
+        let tokens = ("tokens of a sequence", if mesh.sequence { workload.seq_len } else { 0 });
+        if let Some(reason) = torch::unequal(&decoder.block, mesh.tensor(), [tokens]) {
             refuse(&reason, "plan with another `option tensor-parallel`");
         }
     }
     faults.or(())?;
     decoder.ok_or_else(Faults::new)
-}
-
-/// The first size that `tensor` members of a team cannot share equally; `tokens` of a sequence are zero where they are not divided.
-fn indivisible(model: &Transformer, tensor: u64, tokens: u64) -> Option<String> {
-    let sizes = [
-        ("heads", model.block.heads),
-        ("heads of keys and values", model.block.kv_heads),
-        ("inner channels", model.block.intermediate),
-        ("tokens of a sequence", tokens),
-    ];
-    let (what, size) = sizes.into_iter().find(|(_, size)| !size.is_multiple_of(tensor))?;
-    Some(format!("{tensor} members of a team cannot share {size} {what} equally"))
 }
 
 /// The first property of a decoder that the model of Llama in torchtitan does not have.

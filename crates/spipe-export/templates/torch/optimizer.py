@@ -14,12 +14,14 @@ from torch import nn
 
 from rules import make
 from stage import Stage
+from sums import Sums
 
 
-class Part:
+class Part(Sums):
     """The trained parameters of one layer with their optimizer."""
 
     def __init__(self, named: list[tuple[str, nn.Parameter]], device: torch.device, kind: str, options: dict[str, Any], sums: bool) -> None:
+        super().__init__()
         self.named = named
         self.parameters = [parameter for _, parameter in named]
         first = self.parameters[0]
@@ -29,8 +31,6 @@ class Part:
         self.pinned: list[torch.Tensor] | None = None
         if first.device.type != device.type:
             self.pinned = [torch.empty_like(parameter, device=device).pin_memory() for parameter in self.parameters]
-        self.sums: dict[nn.Parameter, torch.Tensor] = {}
-        self.is_complete = False
         if sums and first.dtype != torch.float32:
             for parameter in self.parameters:
                 self.sums[parameter] = torch.zeros_like(parameter, dtype=torch.float32)
@@ -40,23 +40,12 @@ class Part:
 
     @torch.no_grad()
     def add(self, parameter: torch.Tensor) -> None:
-        """Adds the gradient of a microbatch to the sum, if there is one."""
         if parameter.grad is not None and isinstance(parameter, nn.Parameter) and parameter in self.sums:
             self.sums[parameter].add_(parameter.grad)
             parameter.grad = None
 
-    def add_rest(self) -> None:
-        """Adds gradients that PyTorch's split backwards have set without its hooks."""
-        for parameter in self.sums:
-            self.add(parameter)
-
-    @torch.no_grad()
-    def complete(self) -> None:
-        """After the last backward: sums that go to the host become gradients in the type of the parameters."""
-        if self.is_complete:
-            return
-        self.is_complete = True
-        self.add_rest()
+    def close(self) -> None:
+        """Sums that go to the host become gradients in the type of the parameters."""
         if self.pinned is not None:
             for parameter, summed in self.sums.items():
                 parameter.grad = summed.to(parameter.dtype)

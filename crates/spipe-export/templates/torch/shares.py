@@ -21,15 +21,17 @@ from torch.distributed.tensor import DTensor
 from axes import Axes
 from rules import make
 from stage import Stage
+from sums import Sums
 from team import is_divided, local, move, piece, whole
 
 Named = list[tuple[str, nn.Parameter]]
 
 
-class Share:
+class Share(Sums):
     """The trained parameters of one layer, and this process's part of their optimizer."""
 
     def __init__(self, named: Named, axes: Axes, kind: str, options: dict[str, Any], wide: bool) -> None:
+        super().__init__()
         self.named, self.axes = named, axes
         parts, index = (axes.replicas, axes.replica) if axes.divides_optimizer else (1, 0)
         found = [local(parameter) for _, parameter in named]
@@ -49,7 +51,6 @@ class Share:
         self.sums = {parameter: self.sum[place].view_as(part) for (_, parameter), place, part in zip(named, self.places, found, strict=True)}
         # Parameters of which each member of the team knows a part of the sum.
         self.partial: set[nn.Parameter] = set()
-        self.is_complete = False
         for _, parameter in named:
             parameter.register_post_accumulate_grad_hook(self.add)
         self.master = self.vector[self.own].to(torch.float32)
@@ -57,7 +58,6 @@ class Share:
 
     @torch.no_grad()
     def add(self, parameter: torch.Tensor) -> None:
-        """Adds the gradient of a microbatch to the sum, if there is one."""
         gradient = parameter.grad
         if gradient is None or not isinstance(parameter, nn.Parameter):
             return
@@ -71,18 +71,8 @@ class Share:
         self.sums[parameter].add_(gradient)
         parameter.grad = None
 
-    def add_rest(self) -> None:
-        """Adds gradients that PyTorch's split backwards have set without its hooks."""
-        for _, parameter in self.named:
-            self.add(parameter)
-
-    @torch.no_grad()
-    def complete(self) -> None:
-        """After the last backward: sums over the team, where members know parts."""
-        if self.is_complete:
-            return
-        self.is_complete = True
-        self.add_rest()
+    def close(self) -> None:
+        """Sums over the team, where members know parts."""
         for _, parameter in self.named:
             if parameter in self.partial and isinstance(parameter, DTensor):
                 dist.all_reduce(self.sums[parameter], group=parameter.device_mesh.get_group())

@@ -1,9 +1,9 @@
 //! The rules of meshes.
 
 use super::found::Found;
-use crate::{Context, GradientsLeave, OrderKind, Placement, Team, Update};
+use crate::{Context, GradientsLeave, OrderKind, Placement, Update};
 use spipe_base::{DeviceId, Diagnostic};
-use spipe_cost::{CostError, Mesh};
+use spipe_cost::{CostError, Mesh, collectives::hops};
 use spipe_hardware::{Hardware, Memory};
 use std::collections::BTreeSet;
 
@@ -145,12 +145,13 @@ fn check_replicas(context: &Context<'_>, placement: &Placement, faults: &mut Fou
 }
 
 /// Checks that routes join the neighbours of a ring.
-fn check_ring(context: &Context<'_>, ring: &Team, faults: &mut Found<'_>) {
-    let memory = |device: &DeviceId| context.hardware.devices()[*device].memory;
-    for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
-        if from != to && context.hardware.route(memory(from), memory(to)).is_none() {
-            let name = |device: &DeviceId| &context.hardware.devices()[*device].name;
-            faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))));
-        }
+pub(super) fn check_ring(context: &Context<'_>, ring: &[DeviceId], faults: &mut Found<'_>) {
+    let devices = context.hardware.devices();
+    let apart = |[from, to]: &[DeviceId; 2]| {
+        from != to && context.hardware.route(devices[*from].memory, devices[*to].memory).is_none()
+    };
+    for [from, to] in hops(ring).filter(apart) {
+        let message = format!("no link joins `{}` and `{}`", devices[from].name, devices[to].name);
+        faults.push(Diagnostic::error(message));
     }
 }

@@ -1,6 +1,6 @@
 //! The rules of sharded systems.
 
-use super::found::Found;
+use super::{found::Found, mesh::check_ring};
 use crate::{Context, Placement, Stage, System, Team, Weights};
 use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId};
 
@@ -37,13 +37,7 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
             .hint(format!("put it on `{}`", name(participants[0]))),
         );
     }
-    let memory = |device: &DeviceId| context.hardware.devices()[*device].memory;
-    for (from, to) in participants.iter().zip(participants.iter().cycle().skip(1)) {
-        if from != to && context.hardware.route(memory(from), memory(to)).is_none() {
-            let name = |device: &DeviceId| &context.hardware.devices()[*device].name;
-            faults.push(Diagnostic::error(format!("no link joins `{}` and `{}`", name(from), name(to))));
-        }
-    }
+    check_ring(context, &participants, faults);
     let streams = |(_, stage): &(StageId, &Stage)| matches!(stage.weights, Weights::Streamed(_));
     for (id, _) in placement.stages.enumerate().filter(streams).filter(|_| placement.system == System::Fsdp) {
         faults.push_at(

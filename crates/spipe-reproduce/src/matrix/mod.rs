@@ -152,7 +152,7 @@ fn workload(model: &Model, hardware: &Hardware) -> Workload {
 }
 
 fn gpus(hardware: &Hardware) -> usize {
-    hardware.devices().iter().filter(|device| device.is_gpu()).count()
+    hardware.gpus().count()
 }
 
 /// The difference of our plan from that of a baseline: its numbers of layers by choice, and the

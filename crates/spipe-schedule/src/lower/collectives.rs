@@ -2,7 +2,7 @@
 
 use crate::{Flow, Share};
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, Diagnostic, LinkId, SimTime};
-use spipe_cost::collectives::{is_apart, latencies, measured, rings, route, steps};
+use spipe_cost::collectives::{hops, is_apart, latencies, measured, rings, route, steps};
 use spipe_hardware::{CollectiveKind, Hardware, Route};
 use spipe_plan::{Context, Team};
 use std::{collections::BTreeMap, sync::Arc};
@@ -36,12 +36,11 @@ impl Hops {
             let rings = rings(hardware, group);
             (shares, apart) = (rings.len(), is_apart(hardware, group));
             for (at, ring) in rings.iter().enumerate() {
-                let hops = ring.iter().zip(ring.iter().cycle().skip(1));
-                for (from, to) in hops.filter(|(_, to)| !alone || team.contains(to)) {
+                for [from, to] in hops(ring).filter(|[_, to]| !alone || team.contains(to)) {
                     // Those of one ring into one member run by themselves if all are shown, and beside all others if one is.
-                    let place = group.iter().filter(|device| team.contains(device)).position(|device| device == to);
+                    let place = group.iter().filter(|device| team.contains(device)).position(|device| *device == to);
                     let at = if alone { [at, place.unwrap_or(0)] } else { [0; 2] };
-                    let way = way(hardware, [*from, *to])?;
+                    let way = way(hardware, [from, to])?;
                     way.links.iter().for_each(|link| *passes.entry((at, *link)).or_default() += 1);
                     of_lead.extend(group.contains(lead).then_some((at, way)));
                 }

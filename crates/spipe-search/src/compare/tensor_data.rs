@@ -59,7 +59,7 @@ pub fn data_parallel((model, hardware): (&Model, &Hardware), workloads: &[Worklo
 
 /// The number of GPUs of a machine.
 fn gpus(hardware: &Hardware) -> u64 {
-    hardware.devices().iter().filter(|device| device.is_gpu()).count() as u64
+    hardware.gpus().count() as u64
 }
 
 /// The configurations that were asked for, each with its best size of microbatches, and the first

@@ -136,7 +136,7 @@ pub fn largest(question: &Question, unknown: Unknown) -> Result<Largest, SearchE
         }
         Unknown::GlobalBatch => {
             let size = question.microbatch.parse::<u64>().unwrap_or(1).max(1);
-            let gpus = question.machine.hardware().devices().iter().filter(|device| device.is_gpu()).count() as u64;
+            let gpus = question.machine.hardware().gpus().count() as u64;
             let (count, unlimited) = steps((LARGEST_COUNT / size).max(1), gpus.max(1), |count| fits(count * size))?;
             (count.map(|count| count * size), unlimited)
         }

@@ -71,7 +71,7 @@ pub fn conditions(
 fn devices(names: &[String], hardware: &Hardware, spelling: Spelling) -> Result<Vec<DeviceId>, SearchError> {
     let mut devices: Vec<DeviceId> = Vec::new();
     if names.is_empty() {
-        devices.extend(hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id));
+        devices.extend(hardware.gpus());
     }
     for device in names.iter().filter_map(|name| hardware.device(name)) {
         if !devices.contains(&device) {

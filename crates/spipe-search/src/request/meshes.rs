@@ -58,7 +58,7 @@ impl Meshes {
     /// exchange the same bytes as without, and hold less.
     pub fn open((model, hardware): (&Model, &Hardware), workloads: &[Workload], systems: Vec<System>) -> Self {
         let mut meshes = Self::single(systems);
-        let gpus = gpus(hardware);
+        let gpus: Vec<DeviceId> = hardware.gpus().collect();
         let row = Mesh { replicas: replicas(&gpus, [1, 1, gpus.len() as u64]), ..Mesh::default() };
         let trains = workloads.iter().any(|workload| workload.mode == Mode::Train);
         if gpus.len() < 2 || !trains || !has_foreign_gpus(hardware) || check_mesh(hardware, &row).is_err() {
@@ -141,7 +141,7 @@ impl Degrees {
         workloads: &[Workload],
         spelling: Spelling,
     ) -> Result<Vec<Mesh>, SearchError> {
-        let gpus = gpus(hardware);
+        let gpus: Vec<DeviceId> = hardware.gpus().collect();
         if gpus.is_empty() {
             let message = format!("`{}` has no GPU", hardware.name());
             return Err(SearchError::request(message, "teams and replicas are made of GPUs"));
@@ -375,11 +375,6 @@ fn holds_layers((model, hardware): (&Model, &Hardware), workloads: &[Workload], 
         table.layers().all(|layer| need(layer) <= usable)
     };
     table.is_some_and(fits)
-}
-
-/// The GPUs in the machine's order.
-fn gpus(hardware: &Hardware) -> Vec<DeviceId> {
-    hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id).collect()
 }
 
 /// The teams of each replica.

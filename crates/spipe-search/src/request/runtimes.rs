@@ -26,7 +26,7 @@ pub fn under(hardware: Hardware, runtime: Runtime) -> Result<Hardware, SearchErr
 /// measured, the framework's that trains the system there. On cores, on emulated GPUs and on measured ones it is this
 /// program's own, and in inference, which frameworks do not take over.
 pub fn default_runtime(system: System, hardware: &Hardware, mode: Mode) -> &'static str {
-    let gpus = hardware.devices().iter().filter(|device| device.is_gpu()).count();
+    let gpus = hardware.gpus().count();
     if mode == Mode::Train && has_foreign_gpus(hardware) { system.framework(gpus) } else { OWN }
 }
 

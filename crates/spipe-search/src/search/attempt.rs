@@ -172,7 +172,7 @@ impl Search<'_> {
     }
 
     fn all_cases(&mut self) -> Result<(), PlanError> {
-        self.guess();
+        self.look_ahead();
         let (cases, given) = (self.cases.clone(), self.request.start.as_ref());
         if let Some(effort) = self.request.effort {
             return self.with_effort(effort);
@@ -210,13 +210,13 @@ impl Search<'_> {
     /// starts from the fastest plan alone.
     fn with_effort(&mut self, effort: Effort) -> Result<(), PlanError> {
         let request = self.request;
-        let mut order: Vec<(SimTime, Case)> = self.cases.iter().map(|case| (self.bound(case), case.clone())).collect();
+        let mut order = self.cases.clone();
         // Where there are guesses, systems without one are bounded best once a plan is known.
         let several_meshes = self.request.meshes.len() > 1;
-        order.sort_by_key(|(bound, case)| (several_meshes && case.guess == SimTime::ZERO, case.guess, *bound));
+        order.sort_by_key(|case| (several_meshes && case.guess == SimTime::ZERO, case.guess, case.bound));
         let several = effort == Effort::Low && order.len() > 1;
-        for (bound, case) in order {
-            let best = self.results.best.as_ref().map(|(_, best)| best.simulated);
+        for case in order {
+            let (bound, best) = (case.bound, self.results.best.as_ref().map(|(_, best)| best.simulated));
             let beaten = best.is_some_and(|best| gap(best, bound) <= request.gap);
             tracing::info!("{}: {} guessed, {bound} at least", case.mesh, case.guess);
             if beaten || !self.results.is_promising(&case) {
@@ -235,34 +235,27 @@ impl Search<'_> {
         }
     }
 
-    /// A time that no plan of a case undercuts.
-    fn bound(&self, case: &Case) -> SimTime {
-        let least = |setting: &Setting| spipe_cost::least_iteration(setting.table(), setting.hardware());
-        let setting = || Setting::new(&self.request.model, &case.hardware, &case.workload).ok();
-        let bound = match case.mesh.is_single() {
-            true => setting().map(|setting| least(&setting)),
-            false => self.on_mesh(case).ok().map(|teams| least(&teams.leads)),
-        };
-        bound.unwrap_or(SimTime::ZERO)
+    /// Bounds the cases and, where several meshes are tried, guesses at their pipelines.
+    fn look_ahead(&mut self) {
+        let ahead: Vec<_> = self.cases.iter().map(|case| self.prospect(case)).collect();
+        self.cases.iter_mut().zip(ahead).for_each(|(case, found)| (case.bound, case.guess) = found);
     }
 
-    /// Guesses at the iterations of pipelines, where several meshes are tried.
-    fn guess(&mut self) {
-        if self.request.meshes.len() < 2 {
-            return;
-        }
-        let guesses: Vec<SimTime> = self.cases.iter().map(|case| self.guess_at(case)).collect();
-        self.cases.iter_mut().zip(guesses).for_each(|(case, guess)| case.guess = guess);
-    }
-
-    fn guess_at(&self, case: &Case) -> SimTime {
-        let setting = || Setting::new(&self.request.model, &case.hardware, &case.workload).ok();
-        let guess = match case.mesh.is_single() {
-            true if !case.is_of_pipelines(self.request) => return SimTime::ZERO,
-            true => setting().map(|setting| promise::guess(&setting, &setting)),
-            false => self.on_mesh(case).ok().map(|teams| promise::guess(&teams.leads, &teams.real)),
+    /// A time that no plan of a case undercuts, and the [guess](promise) at that of its pipelines; zeros where there are
+    /// none.
+    fn prospect(&self, case: &Case) -> (SimTime, SimTime) {
+        let guesses = self.request.meshes.len() > 1 && case.is_of_pipelines(self.request);
+        let of = |leads: &Setting, real: &Setting| {
+            let bound = spipe_cost::least_iteration(leads.table(), leads.hardware());
+            (bound, if guesses { promise::guess(leads, real) } else { SimTime::ZERO })
         };
-        guess.unwrap_or(SimTime::MAX)
+        let found = if case.mesh.is_single() {
+            let setting = Setting::new(&self.request.model, &case.hardware, &case.workload);
+            setting.ok().map(|setting| of(&setting, &setting))
+        } else {
+            self.on_mesh(case).ok().map(|teams| of(&teams.leads, &teams.real))
+        };
+        found.unwrap_or((SimTime::ZERO, if guesses { SimTime::MAX } else { SimTime::ZERO }))
     }
 
     /// The time limit of searches that count steps: none where only steps are counted.

@@ -30,6 +30,8 @@ pub(super) struct Case {
     pub mesh: Arc<Mesh>,
     /// The number of the mesh.
     number: usize,
+    /// A time that no plan undercuts; zero while it is unknown.
+    pub bound: SimTime,
     /// The [guess](super::promise) at the iteration of its pipelines, where several meshes are tried; zero if there is none.
     pub guess: SimTime,
 }
@@ -49,14 +51,12 @@ impl Case {
             let (pipelines, others): (Vec<_>, Vec<_>) =
                 suited.into_iter().partition(|system| runs_on_teams(request, *system));
             for (hardware, systems) in [pipelines, others].iter().flat_map(|suited| request.machine.among(suited)) {
-                let leads = match mesh.is_single() {
-                    true => Arc::clone(&hardware),
-                    false => on_mesh::leading(&hardware, &mesh).map_or_else(|| Arc::clone(&hardware), Arc::new),
-                };
-                let guess = SimTime::ZERO;
+                let alone = mesh.is_single().then(|| Arc::clone(&hardware));
+                let Some(leads) = alone.or_else(|| on_mesh::leading(&hardware, &mesh).map(Arc::new)) else { continue };
                 let case = |workload: &Workload| {
                     let (hardware, leads, mesh) = (Arc::clone(&hardware), Arc::clone(&leads), Arc::clone(&mesh));
-                    Self { workload: *workload, hardware, leads, systems: systems.clone(), mesh, number, guess }
+                    let (workload, systems, [bound, guess]) = (*workload, systems.clone(), [SimTime::ZERO; 2]);
+                    Self { workload, hardware, leads, systems, mesh, number, bound, guess }
                 };
                 let workloads = request.workloads.iter();
                 all.extend(workloads.filter(|of| of.microbatches.is_multiple_of(mesh.data())).map(case));
@@ -308,7 +308,8 @@ mod tests {
         let systems = vec![System::GpuOnly];
         let leads = Arc::clone(&hardware);
         let mesh = Arc::default();
-        let case = Case { workload, hardware, leads, systems, mesh, number: 0, guess: SimTime::ZERO };
+        let [bound, guess] = [SimTime::ZERO; 2];
+        let case = Case { workload, hardware, leads, systems, mesh, number: 0, bound, guess };
         let mut results = Results::default();
         assert!(results.take((&case, false), Err(cut_short())).is_ok());
         let larger = Case { workload: Workload { microbatch: 2, ..workload }, ..case.clone() };
@@ -351,6 +352,7 @@ mod tests {
             systems: vec![system],
             mesh: Arc::default(),
             number: 0,
+            bound: SimTime::ZERO,
             guess: SimTime::ZERO,
         };
         let cases = [of(System::GpuOnly), of(System::ZeroOffload)];

@@ -66,7 +66,7 @@ impl OnMesh {
     pub fn pins(&self, pins: &Pins) -> Option<Pins> {
         let here = |real: usize| self.devices.iter().position(|device| device.index() == real);
         let hardware = self.leads.hardware();
-        let leads = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu()).map(|(id, _)| id.index());
+        let leads = hardware.gpus().map(DeviceId::index);
         pins.renumbered(here)?.on_devices(leads.collect(), self.leads.context().model.layers().len())
     }
 

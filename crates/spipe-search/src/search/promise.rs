@@ -46,11 +46,9 @@ impl<'a> Stages<'a> {
     /// The stages with the least recompute that fits; `None` if none does.
     fn of(leads: &'a Setting) -> Option<Self> {
         let (table, hardware) = (leads.table(), leads.hardware());
-        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu());
-        let gpus: Vec<DeviceId> = gpus.map(|(id, _)| id).collect();
-        let lead = *gpus.first()?;
+        let lead = hardware.gpus().next()?;
         let room = hardware.memories()[hardware.devices()[lead].memory].usable().as_f64();
-        let (count, microbatches) = (gpus.len() as f64, table.workload().microbatches as f64);
+        let (count, microbatches) = (hardware.gpus().count() as f64, table.workload().microbatches as f64);
         // Where the state is too much, hosts may hold it.
         let held = of_layers(table, lead, |memory| memory.parameters + memory.gradients) / count;
         let kept = [

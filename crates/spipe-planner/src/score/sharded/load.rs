@@ -5,7 +5,10 @@ use crate::costs::{bytes_of, ms_of};
 use crate::score::lane::{Lane, link_times};
 use crate::space::sharded::gathered;
 use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
-use spipe_cost::{LayerMemory, LayerTime, collectives::rings};
+use spipe_cost::{
+    LayerMemory, LayerTime,
+    collectives::{self, rings},
+};
 use spipe_hardware::Hardware;
 use spipe_plan::{Context, Placement, Stage, Weights};
 use std::collections::BTreeMap;
@@ -222,10 +225,8 @@ impl<'b, 'a> Busy<'b, 'a> {
 fn hops(hardware: &Hardware, devices: &[DeviceId]) -> Vec<Vec<(MemoryId, MemoryId)>> {
     let memory = |device: DeviceId| hardware.devices()[device].memory;
     let mut into: BTreeMap<DeviceId, Vec<(MemoryId, MemoryId)>> = BTreeMap::new();
-    for ring in rings(hardware, devices) {
-        for (from, to) in ring.iter().zip(ring.iter().cycle().skip(1)) {
-            into.entry(*to).or_default().push((memory(*from), memory(*to)));
-        }
+    for [from, to] in rings(hardware, devices).iter().flat_map(|ring| collectives::hops(ring)) {
+        into.entry(to).or_default().push((memory(from), memory(to)));
     }
     devices.iter().map(|device| into.remove(device).unwrap_or_default()).collect()
 }

@@ -27,7 +27,7 @@ impl ShardedLowering<'_> {
         let mut own = self.shard(at, owner, what.content);
         let mut first = None;
         let whole = self.builder.buffer(what.content, memory, what.whole, Lifetime::Transient);
-        if home != memory && self.teams.len() == 1 {
+        if home != memory && self.devices.len() == 1 {
             let kind = ActionKind::Copy(Payload::WeightsIn);
             let accesses = (vec![own], vec![Access::new(whole, 1)]);
             let copy = self.copy(at, (kind, what.subject), (home, memory, what.whole), accesses);
@@ -72,7 +72,7 @@ impl ShardedLowering<'_> {
             reads.extend(added);
             return self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![next]));
         }
-        if self.teams.len() > 1 {
+        if self.devices.len() > 1 {
             let leaving = self.builder.part(self.share(at), what.content, memory, (what.shard, Lifetime::Transient));
             let leaving = Access::new(leaving, 1);
             self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![leaving]));
@@ -97,7 +97,7 @@ impl ShardedLowering<'_> {
 
     /// The flow of a collective to a device from the one before it in a ring or, over computers, in several.
     fn ring(&mut self, at: usize, (collective, bytes): (Collective, Bytes)) -> Vec<Flow> {
-        let count = self.teams.len();
+        let count = self.devices.len();
         if count == 1 {
             return Vec::new();
         }
@@ -110,7 +110,7 @@ impl ShardedLowering<'_> {
             };
             return hops.flows(self.context.hardware, (kind, bytes));
         }
-        let before = self.context.hardware.devices()[self.teams[(at + count - 1) % count][0]].memory;
+        let before = self.context.hardware.devices()[self.devices[(at + count - 1) % count]].memory;
         let bytes = Bytes::new(bytes.get() / count as u64 * (count as u64 - 1));
         let flow = route(self.context, before, here.memory, bytes);
         flow.map_err(|fault| self.faults.push(fault)).into_iter().collect()

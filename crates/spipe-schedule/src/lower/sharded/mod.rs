@@ -37,7 +37,7 @@ use spipe_base::{
     StageId, Subject,
 };
 use spipe_cost::collectives::is_apart;
-use spipe_plan::{Context, Placement, Team, Use, check_mesh, uses_drives};
+use spipe_plan::{Context, Placement, Use, check_mesh, uses_drives};
 
 /// The most devices of a program that has all of them. The accesses of a program grow with the square of its devices, since
 /// each reads the shards of all others.
@@ -54,6 +54,7 @@ pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Prog
     let table = if one_for_all(context, placement) {
         context.cost.of_one_replica(&placement.mesh)
     } else if is_apart(context.hardware, &placement.replicas()) {
+        // Each device has its own hops alone.
         context.cost.clone().showing_all()
     } else {
         return of_shown(context, placement);
@@ -72,7 +73,7 @@ struct ShardedLowering<'a> {
     context: &'a Context<'a>,
     builder: &'a mut ProgramBuilder,
     /// All devices, each with a shard of everything.
-    teams: Vec<Team>,
+    devices: Vec<DeviceId>,
     /// The devices of the program: all of them, or one for all.
     participants: Vec<Participant>,
     /// By participant, its hops in the rings over several computers or of one for all; empty for the ring of a computer.
@@ -102,7 +103,6 @@ impl<'a> ShardedLowering<'a> {
             |(at, device): (usize, &DeviceId)| Participant::new(context, placement, (*device, share(at)), builder);
         let shown = if context.mesh().data() > 1 { 1 } else { devices.len() };
         let participants: Vec<Participant> = devices.iter().enumerate().take(shown).map(participant).collect();
-        let teams: Vec<Team> = devices.iter().map(|device| vec![*device]).collect();
         let mut faults = Faults::new();
         let group = [devices.clone()];
         let mut hops = |device: &DeviceId| {
@@ -115,7 +115,7 @@ impl<'a> ShardedLowering<'a> {
         Self {
             context,
             builder,
-            teams,
+            devices,
             participants,
             hops,
             outputs: none.clone(),
@@ -329,7 +329,7 @@ impl<'a> ShardedLowering<'a> {
 
     /// The part that a device holds of every tensor.
     fn share(&self, at: usize) -> Part {
-        Part { index: at as u32, of: self.teams.len() as u32 }
+        Part { index: at as u32, of: self.devices.len() as u32 }
     }
 
     /// The device of the optimizer step of a shard in `memory`: the GPU itself, or the socket to

@@ -142,7 +142,7 @@ impl ShardedLowering<'_> {
 
     fn step(&mut self, step: &Step, accesses: (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.participants[step.at].parts[step.stage].stage.layers;
-        let count = self.teams.len() as u64;
+        let count = self.devices.len() as u64;
         let sharers = self.context.steps_on_one_host(self.participants[step.at].device, step.device);
         let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum::<u64>();
         add_step(self, (step.device, step.lane, step.subject), parameters.div_ceil(count) * sharers, accesses)

@@ -44,7 +44,7 @@ impl ShardedLowering<'_> {
         let part = &self.participants[at].parts[stage];
         let borrowed = part.borrowed.as_ref()?;
         let content = (Content::Shared(borrowed.tie.user), borrowed.parameters);
-        Some((borrowed.owner, borrowed.whole(part.id, content, self.teams.len())))
+        Some((borrowed.owner, borrowed.whole(part.id, content, self.devices.len())))
     }
 
     /// Adds the gather of borrowed parameters.
@@ -68,7 +68,7 @@ impl ShardedLowering<'_> {
         let Some(borrowed) = part.borrowed.as_ref().filter(|_| !gradients.is_empty()) else { return };
         let (content, home) = (Content::SharedGradients(borrowed.tie.user), here.parts[borrowed.owner].home);
         let (known, done) = (borrowed.sum, borrowed.accumulated);
-        let what = borrowed.whole(part.id, (content, borrowed.gradients), self.teams.len());
+        let what = borrowed.whole(part.id, (content, borrowed.gradients), self.devices.len());
         let share = self.share(at);
         let sum = known.unwrap_or_else(|| self.builder.part(share, content, home, (what.shard, Lifetime::Transient)));
         let last = self.reduce_whole(at, &what, (Access::new(sum, done), home), gradients);
@@ -92,7 +92,7 @@ impl ShardedLowering<'_> {
         let Some(borrowed) = users.into_iter().find(|borrowed| borrowed.owner == owner) else { return own };
         let Some(arrived) = borrowed.sum.map(|sum| Access::new(sum, borrowed.accumulated)) else { return own };
         let content = (Content::SharedGradients(borrowed.tie.user), borrowed.gradients);
-        let Whole { subject, shard: bytes, .. } = borrowed.whole(here.parts[owner].id, content, self.teams.len());
+        let Whole { subject, shard: bytes, .. } = borrowed.whole(here.parts[owner].id, content, self.devices.len());
         let time = self.context.cost.accumulate_time(bytes, device);
         let role = if self.context.is_cpu(device) { LaneRole::Optimizer } else { LaneRole::Compute };
         let lane = self.builder.lane(device, role.name(), role);
