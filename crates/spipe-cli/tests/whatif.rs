@@ -185,7 +185,7 @@ fn least_iteration_ms(machine: &str, global_batch: u64) -> f64 {
             ..spipe_cost::Workload::PLAIN
         };
         let table = spipe_cost::CostTable::new(&model, &hardware, &workload).unwrap();
-        spipe_cost::least_iteration(&table, &hardware).to_ms()
+        spipe_cost::least_iteration(&table, &hardware, false).to_ms()
     };
     sizes.map(bound).fold(f64::INFINITY, f64::min)
 }

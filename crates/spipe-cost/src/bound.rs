@@ -7,6 +7,12 @@
 //! A split gives every layer, or a part of it, to one kind of device. Each pass of a layer takes its
 //! time of the table on the device that runs it, and devices run one pass at a time, so no plan is
 //! faster. Recompute, transfers and optimizer steps are left out.
+//!
+//! Systems that divide no layer among devices have each layer on one device:
+//!
+//! ```text
+//! iteration ≥ microbatches · max over layers of min over devices of time
+//! ```
 
 use crate::{CostTable, Mode};
 use spipe_base::{DeviceId, LayerId, SimTime};
@@ -16,8 +22,9 @@ use spipe_hardware::Hardware;
 pub const BOUND_ROUNDING: f64 = 1e-4;
 
 /// Returns a time that no plan of a training undercuts with the size of microbatches of `table`: the least time in
-/// which the devices of `hardware` do all passes. Zero outside of training, and where nothing is known.
-pub fn least_iteration(table: &CostTable, hardware: &Hardware) -> SimTime {
+/// which the devices of `hardware` do all passes, where each layer is `whole` on one of them or not. Zero outside of
+/// training, and where nothing is known.
+pub fn least_iteration(table: &CostTable, hardware: &Hardware, whole: bool) -> SimTime {
     let workload = table.workload();
     if workload.mode != Mode::Train {
         return SimTime::ZERO;
@@ -32,8 +39,16 @@ pub fn least_iteration(table: &CostTable, hardware: &Hardware) -> SimTime {
         }
     }
     let kinds: Vec<(&[f64], f64)> = kinds.iter().map(|(times, count)| (times.as_slice(), *count)).collect();
-    let ns = workload.microbatches as f64 * least_time(&kinds) * (1.0 - BOUND_ROUNDING) * 1e6;
+    let longest = if whole { longest_layer(&kinds) } else { 0.0 };
+    let ns = workload.microbatches as f64 * least_time(&kinds).max(longest) * (1.0 - BOUND_ROUNDING) * 1e6;
     if ns < u64::MAX as f64 { SimTime::ns(ns as u64) } else { SimTime::ZERO }
+}
+
+/// Returns the time of the layer that takes longest on the kind of device that is fastest at it.
+fn longest_layer(kinds: &[(&[f64], f64)]) -> f64 {
+    let layers = kinds.first().map_or(0, |(times, _)| times.len());
+    let fastest = |layer: usize| kinds.iter().map(|(times, _)| times[layer]).fold(f64::INFINITY, f64::min);
+    (0..layers).map(fastest).fold(0.0, f64::max)
 }
 
 /// Returns the passes of a layer over one microbatch, in ms, without recompute; infinite if it cannot
@@ -105,5 +120,11 @@ mod tests {
         assert!(close(least_time(&[(&[f64::INFINITY, 4.0], 1.0), (&[3.0, f64::INFINITY], 1.0)]), 4.0));
         assert!(close(least_time(&[(&[2.0], 1.0), (&[4.0], 1.0), (&[8.0], 2.0)]), 0.5));
         assert!(least_time(&[]).is_infinite());
+    }
+
+    #[test]
+    fn a_whole_layer_takes_its_time_on_the_fastest_device() {
+        assert!(close(longest_layer(&[(&[1.0, 3.0], 2.0), (&[4.0, 2.0], 8.0)]), 2.0));
+        assert!(close(longest_layer(&[]), 0.0));
     }
 }

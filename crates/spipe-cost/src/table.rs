@@ -1,7 +1,8 @@
 //! The cost table: computed once per kind of layer and device, and indexed by layer and device.
 
 use crate::{
-    CostError, LayerMemory, LayerTime, Mesh, Mode, Workload, compute_type,
+    CostError, LayerMemory, LayerTime, Mesh, Mode, SharedLinks, Workload, compute_type,
+    shared_links::KnownLinks,
     steps::StepWork,
     times::{attending_in, layer_time},
     workload::storage,
@@ -9,7 +10,7 @@ use crate::{
 use spipe_base::{Bytes, BytesPerSecond, DeviceId, IdVec, LayerId, ParamsPerSecond, Seconds};
 use spipe_hardware::{Constant, Device, DeviceKind, Hardware, Runtime};
 use spipe_model::{Layer, Model, Precision, Recompute};
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 /// Time and memory of every layer on every device.
 #[derive(Clone, Debug)]
@@ -34,6 +35,7 @@ pub struct CostTable {
     experts: IdVec<LayerId, [u64; 2]>,
     /// Whether programs have all replicas of the mesh, instead of one that stands for all.
     shows_all: bool,
+    links: KnownLinks,
 }
 
 impl CostTable {
@@ -64,6 +66,7 @@ impl CostTable {
             mesh: Mesh::default(),
             experts: model.layers().iter().map(|_| [0; 2]).collect(),
             shows_all: false,
+            links: KnownLinks::default(),
         };
         for (id, layer) in model.layers().enumerate() {
             let passes = (layer.trains, layer.needs_backward, layer.passes_gradient);
@@ -234,6 +237,21 @@ impl CostTable {
     /// Returns the kind of `layer`. Layers of the same kind cost the same on every device.
     pub fn kind(&self, layer: LayerId) -> usize {
         self.kind_of[layer]
+    }
+
+    /// Whether all layers have the same times and bytes on two devices, and optimizer steps the same times.
+    pub fn alike(&self, one: DeviceId, other: DeviceId) -> bool {
+        let [at, beside] = [one.index(), other.index()];
+        self.times.iter().all(|row| row[at] == row[beside])
+            && self.memories.iter().all(|row| row[at] == row[beside])
+            && self.optimizer_rates[one] == self.optimizer_rates[other]
+            && self.optimizer_launches[one] == self.optimizer_launches[other]
+            && self.bandwidths[one] == self.bandwidths[other]
+    }
+
+    /// Returns the links among `devices` of the table's machine, which share all layers.
+    pub fn shared_links(&self, hardware: &Hardware, devices: &[DeviceId]) -> Arc<SharedLinks> {
+        self.links.among(hardware, devices)
     }
 
     /// Returns the number of parameters of `layer`.

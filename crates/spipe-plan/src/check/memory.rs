@@ -3,23 +3,32 @@
 use super::found::Found;
 use crate::{
     Context, Footprint, Placement, StageFootprint,
-    footprint::{add, footprint},
+    footprint::{add_all, footprint},
 };
 use spipe_base::{Bytes, Diagnostic, StageId};
 use spipe_cost::Mode;
 use std::collections::BTreeMap;
 
+/// The most memories that are named as too small: on large machines many are equally full.
+const MOST_NAMED: usize = 16;
+
 /// Checks that the footprint fits in every memory. A DRAM and its pageable view are one memory.
 pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut Found<'_>) {
     let mut pools = Footprint::new();
     for (memory, stages) in footprint(context, placement) {
-        stages.into_iter().for_each(|need| add(&mut pools, context.hardware.pool(memory), need));
+        add_all(&mut pools, context.hardware.pool(memory), &stages);
     }
+    let mut named = 0;
     for (id, stages) in pools {
         let memory = &context.hardware.memories()[id];
         let usable = memory.usable();
         let needed: Bytes = stages.values().map(StageFootprint::total).sum();
         if needed > usable {
+            named += 1;
+            if named > MOST_NAMED {
+                faults.push(Diagnostic::error("further memories are too small as well"));
+                break;
+            }
             let names: Vec<String> = stages.keys().map(StageId::to_string).collect();
             faults.push(
                 Diagnostic::error(format!(

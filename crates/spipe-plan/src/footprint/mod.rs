@@ -18,8 +18,8 @@ pub(crate) use drives::steps_on_a_host;
 pub use drives::{HostedState, LOAD_SLOTS, STATE_SLOTS, hosted_states, staging};
 pub use pipeline::{GRADIENT_SLOTS, OFFLOAD_SLOTS, gradients_leave};
 pub use sharded::{ShardedFootprint, held_while_computing, sharded_footprint};
-pub(crate) use stage::add;
 pub use stage::{Boundary, Footprint, StageFootprint, needed, offloaded_bytes, shard, stage_footprint};
+pub(crate) use stage::{add, add_all};
 pub use streamed::{speculates, streamed_device_bytes, transient_boundaries, undo_log};
 
 use crate::{Context, Held, InFlight, OrderKind, Placement, Stage};

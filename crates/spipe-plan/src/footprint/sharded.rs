@@ -2,13 +2,14 @@
 //! use.
 
 use super::drives::{LOAD_SLOTS, STATE_SLOTS, Slots};
-use super::stage::{Boundary, Footprint, StageFootprint, add, recomputed_bytes, shard, stage_footprint};
+use super::stage::{Boundary, Footprint, StageFootprint, add, add_all, recomputed_bytes, shard, stage_footprint};
 use crate::{
     Context, InFlight, Placement, Stage, Weights,
     window::{Pass, gathered},
 };
-use spipe_base::{Bytes, DeviceId, StageId};
+use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
 use spipe_cost::{LayerMemory, Mode};
+use std::collections::BTreeMap;
 
 /// The bytes that one device of a sharded placement needs for one stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -128,39 +129,60 @@ pub fn held_while_computing(uses: &[ShardedFootprint], resident: usize) -> Vec<B
     most
 }
 
+/// The needs of one device, by stage and memory.
+struct Needs {
+    device: DeviceId,
+    own: BTreeMap<StageId, StageFootprint>,
+    host: BTreeMap<StageId, StageFootprint>,
+    drives: Vec<(MemoryId, (StageId, StageFootprint))>,
+}
+
+impl Needs {
+    fn of(context: &Context<'_>, placement: &Placement, (device, shards): (DeviceId, usize)) -> Self {
+        let footprint = |stage| sharded_footprint(context, (device, shards), stage);
+        let uses: Vec<ShardedFootprint> = placement.stages.iter().map(footprint).collect();
+        let mut needs = Self { device, own: BTreeMap::new(), host: BTreeMap::new(), drives: Vec::new() };
+        for ((id, stage), need) in placement.stages.enumerate().zip(&uses) {
+            let own = StageFootprint { state: need.on_device, per_microbatch: need.kept, in_flight: 1, ..NOTHING };
+            needs.own.insert(id, own);
+            if need.on_host > Bytes::ZERO {
+                needs.host.insert(id, StageFootprint { state: need.on_host, ..NOTHING });
+            }
+            let drive = context.drive_of(stage);
+            needs.drives.extend(drive.map(|drive| (drive, (id, StageFootprint { state: need.on_drive, ..NOTHING }))));
+        }
+        if let Some(first) = needs.own.first_entry() {
+            first.into_mut().transient = transient(&uses, placement.resident_stages());
+        }
+        needs
+    }
+}
+
+/// The need of a stage of which a memory holds nothing.
+const NOTHING: StageFootprint = StageFootprint {
+    state: Bytes::ZERO,
+    per_microbatch: Bytes::ZERO,
+    in_flight: 0,
+    slots: Bytes::ZERO,
+    transient: Bytes::ZERO,
+};
+
 /// The bytes in each memory: shards, saved activations of all stages, and the most that a device
 /// holds beside them while a stage computes.
 pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
     let participants = placement.replicas();
-    // Most devices are alike, and so is what they hold while they compute.
-    let mut alike: Option<(Vec<ShardedFootprint>, Bytes)> = None;
+    // Most devices are alike, and so is what they hold.
+    let mut alike: Option<Needs> = None;
     for device in &participants {
-        let memory = context.hardware.devices()[*device].memory;
-        let at = (*device, participants.len());
-        let uses: Vec<ShardedFootprint> =
-            placement.stages.iter().map(|stage| sharded_footprint(context, at, stage)).collect();
-        for ((id, stage), need) in placement.stages.enumerate().zip(&uses) {
-            let state = StageFootprint {
-                state: need.on_device,
-                per_microbatch: need.kept,
-                in_flight: 1,
-                ..StageFootprint::default()
-            };
-            add(&mut memories, memory, (id, state));
-            if let Some(host) = context.hardware.host_memory(*device).filter(|_| need.on_host > Bytes::ZERO) {
-                let state = StageFootprint { state: need.on_host, ..StageFootprint::default() };
-                add(&mut memories, host, (id, state));
-            }
-            if let Some(drive) = context.drive_of(stage) {
-                let state = StageFootprint { state: need.on_drive, ..StageFootprint::default() };
-                add(&mut memories, drive, (id, state));
-            }
+        let known = alike.take().filter(|needs| context.cost.alike(needs.device, *device));
+        let needs = known.unwrap_or_else(|| Needs::of(context, placement, (*device, participants.len())));
+        add_all(&mut memories, context.hardware.devices()[*device].memory, &needs.own);
+        if let Some(host) = context.hardware.host_memory(*device).filter(|_| !needs.host.is_empty()) {
+            add_all(&mut memories, host, &needs.host);
         }
-        let known = alike.take().filter(|(of, _)| *of == uses).map(|(_, transient)| transient);
-        let transient = known.unwrap_or_else(|| transient(&uses, placement.resident_stages()));
-        add(&mut memories, memory, (StageId::new(0), StageFootprint { transient, ..StageFootprint::default() }));
-        alike = Some((uses, transient));
+        needs.drives.iter().for_each(|(drive, need)| add(&mut memories, *drive, *need));
+        alike = Some(needs);
     }
     add_slots_of_drives(context, placement, (&participants, &mut memories));
     memories

@@ -3,7 +3,7 @@
 use crate::{Context, InFlight, Placement, Stage};
 use spipe_base::{Bytes, LayerId, MemoryId, StageId};
 use spipe_cost::LayerMemory;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 /// The bytes that one stage needs in one memory, by purpose.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +35,16 @@ pub type Footprint = BTreeMap<MemoryId, BTreeMap<StageId, StageFootprint>>;
 /// The bytes that all stages together need in `memory`.
 pub fn needed(needs: &Footprint, memory: MemoryId) -> Bytes {
     needs.get(&memory).into_iter().flat_map(BTreeMap::values).map(StageFootprint::total).sum()
+}
+
+/// Adds the needs of stages in `memory`.
+pub(crate) fn add_all(memories: &mut Footprint, memory: MemoryId, stages: &BTreeMap<StageId, StageFootprint>) {
+    match memories.entry(memory) {
+        Entry::Vacant(here) => {
+            here.insert(stages.clone());
+        }
+        Entry::Occupied(_) => stages.iter().for_each(|(id, need)| add(memories, memory, (*id, *need))),
+    }
 }
 
 /// Adds the need of stage `id` in `memory`.

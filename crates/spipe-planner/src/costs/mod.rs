@@ -18,7 +18,7 @@ use crate::problem::{Effort, Options, budget};
 use spipe_base::{Bytes, DeviceId, LayerId, LayerRange, LinkId, Seconds};
 use spipe_cost::{CostTable, LayerMemory, LayerTime, Mode};
 use spipe_plan::{Context, Knob, Stage, transient_boundaries};
-use std::time::Duration;
+use std::{sync::OnceLock, time::Duration};
 
 /// The cost of a copy from one device's memory to another's without contention.
 #[derive(Clone, Debug, PartialEq)]
@@ -59,8 +59,8 @@ pub(crate) struct CostSums<'a> {
     /// The number of layers at the front that no gradient reaches in training; 0 in inference.
     pub frozen: usize,
     /// The copies, by source and destination; `None` where the two are not connected in both
-    /// directions.
-    p2p_both_ways: Vec<Vec<Option<P2pCost>>>,
+    /// directions. Those of a source are computed when one of them is asked for.
+    p2p_both_ways: Vec<OnceLock<Vec<Option<P2pCost>>>>,
     /// The runs of equal layers: first layer and count.
     pub runs: Vec<(usize, usize)>,
     /// The time limit of one linear or integer program that bounds iterations.
@@ -138,10 +138,7 @@ impl<'a> CostSums<'a> {
             devices,
             host_help: options.host_help,
             phased: pins.knob(Knob::SynchronousOptimizer) == Some(1),
-            p2p_both_ways: cost
-                .devices()
-                .map(|from| cost.devices().map(|to| p2p(&context, from, to)).collect())
-                .collect(),
+            p2p_both_ways: cost.devices().map(|_| OnceLock::new()).collect(),
             runs,
         }
     }
@@ -164,7 +161,8 @@ impl<'a> CostSums<'a> {
 
     /// The cost of a copy between two devices; `None` unless they are connected in both directions.
     pub fn p2p(&self, from: usize, to: usize) -> Option<&P2pCost> {
-        self.p2p_both_ways[from][to].as_ref()
+        let all = || self.context.cost.devices().map(|to| p2p(&self.context, from.into(), to)).collect();
+        self.p2p_both_ways[from].get_or_init(all)[to].as_ref()
     }
 
     /// The times of activations and of gradients over a boundary before layer `end`, in ms;

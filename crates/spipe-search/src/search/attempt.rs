@@ -246,7 +246,8 @@ impl Search<'_> {
     fn prospect(&self, case: &Case) -> (SimTime, SimTime) {
         let guesses = self.request.meshes.len() > 1 && case.is_of_pipelines(self.request);
         let of = |leads: &Setting, real: &Setting| {
-            let bound = spipe_cost::least_iteration(leads.table(), leads.hardware());
+            let whole = !case.systems.iter().any(|system| system.shards_parameters());
+            let bound = spipe_cost::least_iteration(leads.table(), leads.hardware(), whole);
             (bound, if guesses { promise::guess(leads, real) } else { SimTime::ZERO })
         };
         let found = if case.mesh.is_single() {

@@ -43,14 +43,18 @@ type Key = (u64, Option<System>, usize);
 impl Case {
     /// The cases of a request, by size of microbatches.
     pub fn all(request: &Request) -> Vec<Self> {
-        let mut all = Vec::new();
+        let (mut all, several) = (Vec::new(), request.meshes.len() > 1);
         for (number, mesh) in request.meshes.iter().cloned().map(Arc::new).enumerate() {
             let suits = |system: &System| request.pins.suit(*system) && meshes::suits(*system, &mesh);
             let suited: Vec<System> = request.systems.iter().copied().filter(suits).collect();
-            // Pipelines on the devices as they are compete with those on teams, the other systems by themselves.
+            // Pipelines on the devices as they are compete with those on teams. Systems that divide layers and those
+            // that do not have bounds that are far apart where there are many devices.
             let (pipelines, others): (Vec<_>, Vec<_>) =
                 suited.into_iter().partition(|system| runs_on_teams(request, *system));
-            for (hardware, systems) in [pipelines, others].iter().flat_map(|suited| request.machine.among(suited)) {
+            let (sharded, whole): (Vec<_>, Vec<_>) =
+                others.into_iter().partition(|system| several && system.shards_parameters());
+            let groups = [pipelines, sharded, whole];
+            for (hardware, systems) in groups.iter().flat_map(|suited| request.machine.among(suited)) {
                 let alone = mesh.is_single().then(|| Arc::clone(&hardware));
                 let Some(leads) = alone.or_else(|| on_mesh::leading(&hardware, &mesh).map(Arc::new)) else { continue };
                 let case = |workload: &Workload| {

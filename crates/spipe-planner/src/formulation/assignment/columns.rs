@@ -7,8 +7,7 @@ use crate::{
     space::rules::{Permission, SystemRules, Warmup},
 };
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
-use spipe_base::{Bytes, LinkId, MemoryId};
-use spipe_hardware::MemoryKind;
+use spipe_base::{Bytes, DeviceId, LinkId, MemoryId};
 use spipe_plan::{Activations, OFFLOAD_SLOTS};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -398,12 +397,12 @@ impl<'f, 'a> AssignmentProgram<'f, 'a> {
     }
 }
 
-/// Returns the rate in GB/s between `members` and all DRAM together. Every GPU counts at the link
+/// Returns the rate in GB/s between `members` and the DRAMs of their computers together. Every GPU counts at the link
 /// with its smallest share among the links on all of its paths, and every link counts once.
 /// Infinite where a GPU has no such link.
 pub(crate) fn rate(costs: &CostSums<'_>, members: &[usize], inbound: bool) -> f64 {
     let hardware = costs.context.hardware;
-    let of_member = |member: &usize| common(costs, costs.devices[*member].memory, inbound);
+    let of_member = |member: &usize| common(costs, (*member).into(), inbound);
     let links: Vec<BTreeSet<LinkId>> = members.iter().map(of_member).collect();
     let sharers = |link: &LinkId| links.iter().filter(|links| links.contains(link)).count() as f64;
     let rate = |link: &LinkId| hardware.links()[*link].bandwidth.get() / 1e9;
@@ -418,12 +417,12 @@ pub(crate) fn rate(costs: &CostSums<'_>, members: &[usize], inbound: bool) -> f6
     narrow.iter().map(rate).sum()
 }
 
-/// Returns the links on every path between a GPU's memory and any DRAM, in one direction.
-fn common(costs: &CostSums<'_>, memory: MemoryId, inbound: bool) -> BTreeSet<LinkId> {
+/// Returns the links on every path between a GPU's memory and any DRAM of its computer, in one direction.
+fn common(costs: &CostSums<'_>, gpu: DeviceId, inbound: bool) -> BTreeSet<LinkId> {
     let hardware = costs.context.hardware;
-    let drams = hardware.memories().enumerate().filter(|(_, memory)| memory.kind == MemoryKind::Dram);
-    let ways = drams.filter_map(|(dram, _)| {
-        let (from, to) = if inbound { (dram, memory) } else { (memory, dram) };
+    let memory = hardware.devices()[gpu].memory;
+    let ways = hardware.host_memories(gpu).iter().filter_map(|dram| {
+        let (from, to) = if inbound { (*dram, memory) } else { (memory, *dram) };
         hardware.route(from, to).map(|route| route.links.iter().copied().collect::<BTreeSet<LinkId>>())
     });
     ways.reduce(|all, way| &all & &way).unwrap_or_default()

@@ -91,7 +91,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
         let devices: Vec<DeviceId> = crate::hosts::gpus(context).into_iter().take(shards).collect();
         let mut busy = Busy::new(context, devices.clone(), costs.phased);
         busy.between();
-        let between = busy.lanes;
+        let between = busy.into_lanes();
         let choices = ShardedMode::of((system, shards), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
         let length = if let Room::Stages { length, .. } = room { length } else { Length::Equal(1) };
@@ -168,7 +168,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
             }
             StageDivision::Any { recomputed } => self.least_need(*device, choice, (units, *recomputed)),
         };
-        Some(Load { choice, lanes: busy.lanes, needs: self.devices.iter().enumerate().map(need).collect() })
+        Some(Load { choice, lanes: busy.into_lanes(), needs: self.devices.iter().enumerate().map(need).collect() })
     }
 
     /// Returns whether a stage has anything to recompute.
@@ -248,11 +248,12 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
         let mut gathering = Busy::new(self.context, self.devices.clone(), self.phased);
         gathering.gathering(GIB);
         let rounds = gathering.rounds;
+        let gathering = gathering.into_lanes();
         let lanes: BTreeSet<Lane> = self.each(all).flat_map(|(load, _)| load.lanes.keys().copied()).collect();
         for lane in lanes {
             let busy = |load: &Load| load.lanes.get(&lane).copied().unwrap_or(0.0) / all.unit;
             let between = self.between.get(&lane).copied().unwrap_or(0.0) / all.unit;
-            let spared = gathering.lanes.get(&lane).map_or(0.0, |time| time / all.unit);
+            let spared = gathering.get(&lane).map_or(0.0, |time| time / all.unit);
             let numbers = self.each(all).map(|(load, _)| busy(load)).chain([between, spared]);
             if seen.insert(numbers.map(f64::to_bits).collect::<Vec<u64>>()) {
                 let mut sum: Expression = self.each(all).map(|(load, count)| busy(load) * count).sum();

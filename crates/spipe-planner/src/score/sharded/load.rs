@@ -2,34 +2,39 @@
 //! busy, a lower bound on the iteration time.
 
 use crate::costs::{bytes_of, ms_of};
-use crate::score::lane::{Lane, link_times};
+use crate::score::lane::Lane;
 use crate::space::sharded::gathered;
-use spipe_base::{Bytes, DeviceId, LayerRange, LinkId, MemoryId};
-use spipe_cost::{
-    LayerMemory, LayerTime,
-    collectives::{self, rings},
-};
-use spipe_hardware::Hardware;
+use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
+use spipe_cost::{LayerMemory, LayerTime, SharedLinks};
 use spipe_plan::{Context, Placement, Stage, Weights};
-use std::collections::BTreeMap;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 /// The loads of all resources, in ms per iteration.
 ///
 /// Each of n devices has m ÷ n of the m microbatches. A stage is gathered on each device for each
 /// forward and backward that finds it evicted, and its gradients are scattered after each backward.
 /// In a ring, each device receives (n − 1)/n of the bytes from the one before it; over several computers, a part of them
-/// in each of several rings.
+/// in each of several rings. Of sockets with equal devices near them, the first one stands for all, and so do its devices.
 pub(crate) struct Busy<'b, 'a> {
     pub context: &'b Context<'a>,
-    pub devices: Vec<DeviceId>,
-    /// By device, the memories from which and to which it receives in each ring.
-    hops: Vec<Vec<(MemoryId, MemoryId)>>,
+    devices: Vec<DeviceId>,
+    links: Arc<SharedLinks>,
+    /// The devices that stand for all.
+    shown: Vec<usize>,
     /// The microbatches of each device.
     pub rounds: f64,
     /// Whether optimizer steps are a phase of their own.
     phased: bool,
-    pub lanes: BTreeMap<Lane, f64>,
+    lanes: BTreeMap<Lane, f64>,
+    moved: Moved,
 }
+
+/// The bytes that each device receives in its rings, that it receives from the host memory near it, and that it sends
+/// there.
+type Moved = [f64; 3];
 
 /// Returns the load of the busiest resource, in ms. No iteration of `placement` is shorter.
 pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
@@ -38,35 +43,57 @@ pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
     let gathers = gathered(context, &divided, (busy.rounds as u64, placement.resident_stages()));
     placement.stages.iter().zip(gathers).for_each(|(stage, gathers)| busy.stage(stage, gathers as f64));
     busy.between();
-    busy.lanes.into_values().fold(0.0, f64::max)
+    busy.into_lanes().into_values().fold(0.0, f64::max)
 }
 
 impl<'b, 'a> Busy<'b, 'a> {
     pub fn new(context: &'b Context<'a>, devices: Vec<DeviceId>, phased: bool) -> Self {
         let rounds = (context.workload().microbatches / devices.len().max(1) as u64) as f64;
-        let hops = hops(context.hardware, &devices);
-        Self { context, devices, hops, rounds, phased, lanes: BTreeMap::new() }
+        let links = context.cost.shared_links(context.hardware, &devices);
+        let shown = unlike(context, &devices, &links);
+        Self { context, devices, links, shown, rounds, phased, lanes: BTreeMap::new(), moved: [0.0; 3] }
+    }
+
+    /// The devices that stand for all.
+    pub fn shown(&self) -> impl Iterator<Item = DeviceId> + '_ {
+        self.shown.iter().map(|at| self.devices[*at])
     }
 
     fn add(&mut self, lane: Lane, ms: f64) {
         *self.lanes.entry(lane).or_default() += ms;
     }
 
+    /// The loads by resource.
+    pub fn into_lanes(mut self) -> BTreeMap<Lane, f64> {
+        let links = self.links.loads.iter().map(|(link, load)| (Lane::Link(*link), sum(load, &self.moved)));
+        self.lanes.extend(links.filter(|(_, time)| *time > 0.0));
+        self.lanes
+    }
+
     /// Adds the work of all devices for a stage that each gathers `gathers` times.
     pub fn stage(&mut self, stage: &Stage, gathers: f64) {
-        (0..self.devices.len()).for_each(|at| self.on_device(at, (stage, gathers)));
+        let returns = self.context.backward_of(stage.layers).is_some();
+        let scatters = if returns { self.rounds } else { 0.0 };
+        // A stage that stays sends its gradients to its optimizer once, and gets its parameters
+        // back once.
+        let of_host = if is_streamed(stage) { (gathers, scatters) } else { (f64::from(u8::from(returns)), 1.0) };
+        self.moves(self.transfers(stage, ((gathers, scatters), of_host)));
+        (0..self.shown.len()).for_each(|shown| self.on_device(self.shown[shown], stage));
     }
 
     /// Adds the time to gather `bytes` of parameters once from the host.
     pub fn gathering(&mut self, bytes: f64) {
-        for at in 0..self.devices.len() {
-            let (here, count) = (self.devices[at], self.devices.len() as f64);
-            let slowest = self.receives(at, bytes * (count - 1.0) / count);
-            self.add(Lane::Collecting(here), slowest);
-            if let Some(host) = self.context.hardware.host_memory(here) {
-                self.moves((host, self.context.hardware.devices()[here].memory), bytes / count);
-            }
+        let count = self.devices.len() as f64;
+        self.moves([bytes * (count - 1.0) / count, bytes / count, 0.0]);
+    }
+
+    /// Adds bytes that each device moves.
+    fn moves(&mut self, moved: Moved) {
+        for shown in 0..self.shown.len() {
+            let at = self.shown[shown];
+            self.add(Lane::Collecting(self.devices[at]), moved[0] * self.links.slowest[at]);
         }
+        self.moved.iter_mut().zip(moved).for_each(|(all, bytes)| *all += bytes);
     }
 
     /// Adds the time between the last pass of an iteration and the first one of the next: the
@@ -74,17 +101,15 @@ impl<'b, 'a> Busy<'b, 'a> {
     pub fn between(&mut self) {
         let Some(first) = self.context.cost.layers().next() else { return };
         let returns = self.context.cost.needs_backward(first);
-        for at in 0..self.devices.len() {
-            let memory = self.context.cost.memory(first, self.devices[at]);
+        for shown in 0..self.shown.len() {
+            let (at, here) = (self.shown[shown], self.devices[self.shown[shown]]);
+            let memory = self.context.cost.memory(first, here);
             let moved = memory.parameters + if returns { memory.gradients } else { Bytes::ZERO };
-            let ring = self.ring(moved);
-            let each = ring / self.hops[at].len() as f64;
-            let slowest = self.hops[at].iter().map(|ends| self.route(*ends, each).0).fold(0.0, f64::max);
-            self.add(Lane::Passes(self.devices[at]), slowest);
+            self.add(Lane::Passes(here), self.ring(moved) * self.links.slowest[at]);
         }
     }
 
-    fn on_device(&mut self, at: usize, (stage, gathers): (&Stage, f64)) {
+    fn on_device(&mut self, at: usize, stage: &Stage) {
         let (context, here) = (self.context, self.devices[at]);
         let returns = context.backward_of(stage.layers).is_some();
         let forward = |layers: LayerRange| ms_of(context, (layers, here), |time| time.forward);
@@ -94,11 +119,6 @@ impl<'b, 'a> Busy<'b, 'a> {
         let passes = self.rounds * (forward(stage.layers) + back);
         self.add(Lane::Passes(here), passes);
         self.add(Lane::Compute(here), passes);
-        let scatters = if returns { self.rounds } else { 0.0 };
-        // A stage that stays sends its gradients to its optimizer once, and gets its parameters
-        // back once.
-        let of_host = if is_streamed(stage) { (gathers, scatters) } else { (f64::from(u8::from(returns)), 1.0) };
-        self.transfers(at, stage, ((gathers, scatters), of_host));
         let memories = context.hardware.memories();
         let socket = context.hardware.host_memory(here).and_then(|host| memories[host].device);
         if let Some(socket) = socket.filter(|_| at == 0) {
@@ -147,48 +167,39 @@ impl<'b, 'a> Busy<'b, 'a> {
     /// whether sockets take part.
     pub fn stepping(&self, stage: &Stage) -> (f64, bool) {
         let mut busy: BTreeMap<DeviceId, f64> = BTreeMap::new();
-        for device in &self.devices {
-            let (steps, time) = self.step(*device, stage);
+        for device in self.shown() {
+            let (steps, time) = self.step(device, stage);
             *busy.entry(steps).or_default() += time;
         }
         let sockets = busy.keys().any(|device| self.context.is_cpu(*device));
         (busy.into_values().fold(0.0, f64::max), sockets)
     }
 
-    /// Adds the copies of one device for a stage that is gathered `gathers` times and whose
-    /// gradients are scattered `scatters` times: in the ring, and to and from its host.
-    fn transfers(
-        &mut self,
-        at: usize,
-        stage: &Stage,
-        ((gathers, scatters), (from_host, to_host)): ((f64, f64), (f64, f64)),
-    ) {
-        let (context, here, count) = (self.context, self.devices[at], self.devices.len());
+    /// The bytes that each device moves for a stage that is gathered `gathers` times and whose gradients are scattered
+    /// `scatters` times: in the rings, and from and to its host. They are the same on all devices.
+    fn transfers(&self, stage: &Stage, ((gathers, scatters), (from_host, to_host)): ((f64, f64), (f64, f64))) -> Moved {
+        let (context, here, count) = (self.context, self.devices[0], self.devices.len());
         let bytes = |part: fn(&LayerMemory) -> Bytes| bytes_of(context, (stage.layers, here), part);
         let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
-        let moved = gathers * self.ring(parameters) + scatters * self.ring(gradients);
-        let slowest = self.receives(at, moved);
-        self.add(Lane::Collecting(here), slowest);
-        let Some(host) = self.host_of(here, stage) else { return };
-        let memory = context.hardware.devices()[here].memory;
+        let received = gathers * self.ring(parameters) + scatters * self.ring(gradients);
+        if self.host_of(here, stage).is_none() {
+            return [received, 0.0, 0.0];
+        }
         let part = |bytes: Bytes| bytes.as_f64() / count as f64;
         // A stage that stays on the device gets back what its step has changed.
         let inward = if is_streamed(stage) { parameters } else { bytes(|memory| memory.updated) };
-        self.moves((host, memory), from_host * part(inward));
-        if context.backward_of(stage.layers).is_some() {
-            self.moves((memory, host), to_host * part(gradients));
-        }
+        let returns = context.backward_of(stage.layers).is_some();
+        [received, from_host * part(inward), if returns { to_host * part(gradients) } else { 0.0 }]
     }
 
     /// The time to gather a stage on all devices at once, and that to scatter its gradients, in ms.
-    pub fn passing(&mut self, stage: &Stage) -> [f64; 2] {
+    pub fn passing(&self, stage: &Stage) -> [f64; 2] {
         let streams = f64::from(u8::from(is_streamed(stage)));
+        let slowest = self.links.slowest.iter().copied().fold(0.0, f64::max);
         [(1.0, 0.0), (0.0, 1.0)].map(|(gathers, scatters)| {
-            let lanes = std::mem::take(&mut self.lanes);
-            for at in 0..self.devices.len() {
-                self.transfers(at, stage, ((gathers, scatters), (streams * gathers, streams * scatters)));
-            }
-            std::mem::replace(&mut self.lanes, lanes).into_values().fold(0.0, f64::max)
+            let moved = self.transfers(stage, ((gathers, scatters), (streams * gathers, streams * scatters)));
+            let links = self.links.loads.iter().map(|(_, load)| sum(load, &moved));
+            links.fold(moved[0] * slowest, f64::max)
         })
     }
 
@@ -197,38 +208,41 @@ impl<'b, 'a> Busy<'b, 'a> {
         let count = self.devices.len() as u64;
         (bytes.get() / count * (count - 1)) as f64
     }
-
-    /// Adds `bytes` that a device receives in equal parts in each ring, and returns the time of the slowest link, in ms.
-    fn receives(&mut self, at: usize, bytes: f64) -> f64 {
-        let count = self.hops[at].len();
-        (0..count).map(|hop| self.moves(self.hops[at][hop], bytes / count as f64)).fold(0.0, f64::max)
-    }
-
-    /// Adds `bytes` to all links from one memory to another, and returns the time of the slowest
-    /// link, in ms.
-    fn moves(&mut self, ends: (MemoryId, MemoryId), bytes: f64) -> f64 {
-        let (slowest, links) = self.route(ends, bytes);
-        for (link, time) in links {
-            self.add(Lane::Link(link), time);
-        }
-        slowest
-    }
-
-    /// The time of `bytes` on the slowest link from one memory to another, and on each link, in ms.
-    fn route(&self, ends: (MemoryId, MemoryId), bytes: f64) -> (f64, Vec<(LinkId, f64)>) {
-        let links = link_times(self.context.hardware, ends, bytes);
-        (links.iter().map(|(_, time)| *time).fold(0.0, f64::max), links)
-    }
 }
 
-/// By device, the memories from which and to which it receives in each ring of all of them.
-fn hops(hardware: &Hardware, devices: &[DeviceId]) -> Vec<Vec<(MemoryId, MemoryId)>> {
-    let memory = |device: DeviceId| hardware.devices()[device].memory;
-    let mut into: BTreeMap<DeviceId, Vec<(MemoryId, MemoryId)>> = BTreeMap::new();
-    for [from, to] in rings(hardware, devices).iter().flat_map(|ring| collectives::hops(ring)) {
-        into.entry(to).or_default().push((memory(from), memory(to)));
+/// The load of a link, in ms, given that by bytes.
+fn sum(load: &Moved, moved: &Moved) -> f64 {
+    load.iter().zip(moved).map(|(load, bytes)| load * bytes).sum()
+}
+
+/// The devices near the first of all sockets that have equal devices near them, and of devices without a host those that
+/// are unlike.
+fn unlike(context: &Context<'_>, devices: &[DeviceId], links: &SharedLinks) -> Vec<usize> {
+    let (cost, hardware) = (context.cost, context.hardware);
+    let mut kinds: Vec<(DeviceId, u64)> = Vec::new();
+    let mut kind = |device: DeviceId, slowest: u64| {
+        let known = kinds.iter().position(|(of, as_slow)| *as_slow == slowest && cost.alike(*of, device));
+        known.unwrap_or_else(|| {
+            kinds.push((device, slowest));
+            kinds.len() - 1
+        })
+    };
+    let mut near: BTreeMap<Result<MemoryId, usize>, (Vec<usize>, Vec<usize>)> = BTreeMap::new();
+    for (at, device) in devices.iter().enumerate() {
+        let (places, kinds) = near.entry(hardware.host_memory(*device).ok_or(at)).or_default();
+        places.push(at);
+        kinds.push(kind(*device, links.slowest[at].to_bits()));
     }
-    devices.iter().map(|device| into.remove(device).unwrap_or_default()).collect()
+    let (mut seen, mut shown) = (BTreeSet::new(), Vec::new());
+    for (host, (places, mut kinds)) in near {
+        let socket = host.ok().and_then(|host| hardware.memories()[host].device);
+        kinds.extend(socket.map(|socket| kind(socket, 0)));
+        if seen.insert(kinds) {
+            shown.extend(places);
+        }
+    }
+    shown.sort_unstable();
+    shown
 }
 
 fn is_streamed(stage: &Stage) -> bool {

@@ -47,7 +47,7 @@ pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
         urgent: placement.update.is_urgent(),
         together: phased || context.workload().checks_gradients(),
     };
-    let mut busy = Busy::new(context, devices, phased);
+    let busy = Busy::new(context, devices, phased);
     let times: Vec<SharedStageTimes> = placement.stages.iter().map(|stage| busy.times(stage)).collect();
     of_stages(&times, shape)
 }
@@ -71,9 +71,9 @@ fn of_stages(times: &[SharedStageTimes], shape: IterationShape) -> f64 {
 }
 
 impl Busy<'_, '_> {
-    fn times(&mut self, stage: &Stage) -> SharedStageTimes {
+    fn times(&self, stage: &Stage) -> SharedStageTimes {
         let slowest = |layers: LayerRange, part: fn(&LayerTime) -> Seconds| {
-            self.devices.iter().map(|device| ms_of(self.context, (layers, *device), part)).fold(0.0, f64::max)
+            self.shown().map(|device| ms_of(self.context, (layers, device), part)).fold(0.0, f64::max)
         };
         let forward = |layers: LayerRange| slowest(layers, |time| time.forward);
         let again = stage.recomputed_layers().map_or(0.0, forward);

@@ -18,7 +18,7 @@ pub(crate) fn of(costs: &CostSums<'_>, computing: DeviceSet) -> Bound {
     if computing == DeviceSet::OneGpu {
         return least(devices.iter().map(|gpu| if_all_compute(costs, &[*gpu])));
     }
-    Bound::AtLeast(if_all_compute(costs, &devices))
+    Bound::AtLeast(if_all_compute(costs, &devices).max(longest_layer(costs, &devices)))
 }
 
 /// Returns the bound of systems in which some number of GPUs share everything.
@@ -32,14 +32,23 @@ fn least(bounds: impl Iterator<Item = f64>) -> Bound {
     bounds.map(Bound::AtLeast).fold(Bound::Infeasible, Bound::min)
 }
 
+/// Returns the time, in ms, that the longest layer takes on the device that is fastest at it.
+fn longest_layer(costs: &CostSums<'_>, devices: &[usize]) -> f64 {
+    let fastest = |layer: usize| devices.iter().map(|device| pass(costs, *device, layer)).fold(f64::INFINITY, f64::min);
+    let longest = (0..costs.layers).map(fastest).filter(|time| time.is_finite()).fold(0.0, f64::max);
+    costs.microbatches as f64 * longest
+}
+
+/// Returns the passes of a layer over one microbatch, in ms; infinite where the device cannot run it.
+fn pass(costs: &CostSums<'_>, device: usize, layer: usize) -> f64 {
+    let device = &costs.devices[device];
+    if device.able(layer, layer + 1) { device.pass((layer, layer + 1), costs.training) } else { f64::INFINITY }
+}
+
 /// Returns the iteration, in ms, if `devices` compute all the time. Relative to the fastest device
 /// per layer, a device has at most the speed that it has in its best layer.
 fn if_all_compute(costs: &CostSums<'_>, devices: &[usize]) -> f64 {
-    let pass = |device: usize, layer: usize| {
-        let device = &costs.devices[device];
-        let able = device.able(layer, layer + 1);
-        if able { device.pass((layer, layer + 1), costs.training) } else { f64::INFINITY }
-    };
+    let pass = |device: usize, layer: usize| pass(costs, device, layer);
     let fastest = |layer: usize| devices.iter().map(|device| pass(*device, layer)).fold(f64::INFINITY, f64::min);
     let times = (0..costs.layers).map(|layer| (layer, fastest(layer)));
     let work: Vec<(usize, f64)> = times.filter(|(_, time)| *time > 0.0 && time.is_finite()).collect();
