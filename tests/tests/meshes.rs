@@ -11,6 +11,7 @@ use spipe_plan::{Mesh, Placement, Plan, Sharding, Stage, System, Team, footprint
 use spipe_schedule::{Program, lower, lower_all_replicas};
 use spipe_search::{Degrees, Setting, Spelling};
 use spipe_sim::{Options, iteration_time, simulate};
+use spipe_trace::Trace;
 use std::sync::Arc;
 
 fn shipped<T>(all: &[(&str, &'static str)], name: &str, read: impl Fn(&str, &str) -> T) -> T {
@@ -116,6 +117,14 @@ fn one_device_takes_the_time_of_all_that_shard() {
             let [one, all] = both(&setting, &placement.over_gpus(&hardware, None));
             let [few, many] = [&one, &all].map(|program| program.actions().len());
             assert!(many > gpus * few / 2, "{few} actions stand for {many}");
+            let held = |program: &Program| {
+                let trace = simulate(program, &Options::default()).trace;
+                let tracks = trace.memories.iter().filter(|track| track.name == "dram0");
+                tracks.map(|track| track.peak.as_f64()).fold(0.0, f64::max)
+            };
+            let [short, long] = [&one, &all].map(held);
+            let parts = if system == System::Fsdp { short == long } else { (short / long - 1.0).abs() < 0.02 };
+            assert!(parts, "{nodes} × {name}, {system}: {short} and {long} bytes in dram0");
             let [short, long] = [one, all].map(|program| iteration_time(&program).unwrap());
             let error = (short.to_ms() - long.to_ms()).abs() / long.to_ms();
             // The steps of all devices on a host are one, so that none of them is over before the others.
@@ -125,6 +134,38 @@ fn one_device_takes_the_time_of_all_that_shard() {
             let least = spipe_planner::least_iteration((context, &[system]), &options, SimTime::MAX);
             assert!(least <= long, "{nodes} × {name}, {system}: {least} at least, and {long}");
         }
+    }
+}
+
+/// A program in which one replica stands for all holds in its host memories what all of them hold, and says for whom it
+/// stands.
+#[test]
+fn hosts_hold_the_parts_of_all() {
+    let (model, hardware) = (model("llama2-7b"), machine("a100-80g-x8-nvlink"));
+    for degrees in [[1, 1, 8], [2, 1, 4], [2, 2, 2]] {
+        let mesh = mesh(degrees, Sharding::Optimizer);
+        let setting = Setting::on(&model, &hardware, &workload(2 * degrees[2] as u64), &mesh).unwrap();
+        let mut placement = spread(System::OneForwardOneBackward, model.layers().len(), (&mesh, 1));
+        for stage in placement.stages.iter_mut() {
+            let host = hardware.host_memory(stage.lead()).and_then(|host| hardware.memories()[host].device);
+            *stage = stage.with_optimizer_on(host.expect("a socket"));
+        }
+        let [one, all] = both(&setting, &placement).map(|program| simulate(&program, &Options::default()).trace);
+        let of = |trace: &Trace, kind: &str| {
+            let tracks = trace.memories.iter().filter(|track| track.name.starts_with(kind));
+            tracks.map(|track| track.peak.as_f64()).fold(0.0, f64::max)
+        };
+        let [short, long] = [&one, &all].map(|trace| of(trace, "gpu"));
+        assert!((short / long - 1.0).abs() < 1e-6, "{degrees:?}: {short} and {long}");
+        // The gradients of all are on a host until its step of all of them ends.
+        let counted = footprint(&setting.context(), &placement);
+        let most = counted[&hardware.memory("dram0").unwrap()].values().map(|need| need.total().as_f64()).sum::<f64>();
+        let [short, long] = [&one, &all].map(|trace| of(trace, "dram"));
+        assert!(long <= short && short <= most * 1.00001 && short < 1.2 * long, "{degrees:?}: {short}, {long}, at most {most}");
+        let [tensor, _, data] = degrees;
+        let team = if tensor == 1 { "gpu0".to_owned() } else { format!("gpu0..gpu{}", tensor - 1) };
+        assert_eq!(one.label_of("gpu0"), format!("{team} × {data}"));
+        assert_eq!((all.label_of("gpu0"), all.label_of("dram0")), (team, "dram0".to_owned()));
     }
 }
 

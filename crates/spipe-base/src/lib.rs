@@ -8,6 +8,7 @@
 //!             BufferId  ActionId  LayerRange  IdVec<I, T>
 //! action      ActionKind  Payload  Collective  LaneRole  Subject  IdleCause
 //! data type   DataType
+//! fold        Fold: a device that stands for others
 //! diagnostic  Diagnostic  Faults  Position
 //! readable    percentages, counts, rates and ranges of names for people
 //! ```
@@ -28,6 +29,7 @@ mod action;
 mod bytes;
 mod data_type;
 mod diagnostic;
+mod fold;
 mod id;
 mod parse;
 mod quantity;
@@ -39,6 +41,7 @@ pub use action::{ActionKind, Collective, IdleCause, LaneRole, Payload, Subject, 
 pub use bytes::Bytes;
 pub use data_type::DataType;
 pub use diagnostic::{Diagnostic, Faults, Position, Severity, position_of, similar_word, words_of};
+pub use fold::Fold;
 pub use id::{
     ActionId, BufferId, DeviceId, IdVec, LaneId, LayerId, LayerRange, LinkId, MemoryId, MicrobatchId, NodeId,
     ParseRangeError, StageId, TeamId,

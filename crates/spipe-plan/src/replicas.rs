@@ -66,10 +66,11 @@ impl Context<'_> {
     /// The steps of devices for which a step of `device` stands that run on `host`, one after the other: 1 for a step on
     /// the device itself.
     pub fn steps_on_one_host(&self, device: DeviceId, host: DeviceId) -> u64 {
-        if host == device {
-            return 1;
-        }
-        let memory = self.hardware.devices()[host].memory;
+        if host == device { 1 } else { self.sharers(device, self.hardware.devices()[host].memory) }
+    }
+
+    /// The devices for which `device` stands in a program that have the host memory `memory` as it has: 1 or more.
+    pub fn sharers(&self, device: DeviceId, memory: MemoryId) -> u64 {
         let shown = self.shown_by(device).into_iter();
         shown.filter(|other| self.counterpart(memory, (device, *other)) == memory).count().max(1) as u64
     }

@@ -63,6 +63,7 @@ pub(crate) fn simulation(program: &Program, options: &Options, engine: &Engine<'
         iteration: window,
         iterations: iterations(engine),
         tokens: shape.tokens,
+        folds: program.folds().to_vec(),
         lanes,
         spans,
         arrows,

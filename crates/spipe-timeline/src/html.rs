@@ -192,7 +192,7 @@ fn lane_entry(row: &Row, track: &Track, lane: LaneId, causes: &[CauseEntry]) -> 
     let total: Option<SimTime> = times.map(|times| times.values().copied().sum());
     let busy = track.figures.as_ref().and_then(|figures| figures.busy.get(&lane)).copied();
     LaneEntry {
-        lane: row.name.clone(),
+        lane: row.label.clone(),
         track: track.label.clone(),
         actions: track.spans(lane).count(),
         busy: busy.map(duration).unwrap_or_default(),
@@ -205,7 +205,7 @@ fn lane_entry(row: &Row, track: &Track, lane: LaneId, causes: &[CauseEntry]) -> 
 fn memory_entry(curve: &MemoryTrack, track: &Track) -> MemoryEntry {
     let holder = |holder: &Holder| format!("{} {}", clean(&holder.what), holder.bytes);
     MemoryEntry {
-        name: clean(&curve.name),
+        name: clean(&track.trace.label_of(&curve.name)),
         track: track.label.clone(),
         peak: curve.peak.to_string(),
         capacity: curve.capacity.map(|capacity| capacity.to_string()).unwrap_or_default(),
@@ -332,7 +332,7 @@ impl ChartData {
             causes: IdleCause::ALL.map(cause).into(),
             layers: layers.texts,
             rows: scene.rows.iter().map(|row| row_data(scene, row)).collect(),
-            memories: scene.memories.iter().map(|row| memory_data(&row.name, &row.curves)).collect(),
+            memories: scene.memories.iter().map(|row| memory_data(&row.label, &row.curves)).collect(),
             tracks,
         }
     }
@@ -370,9 +370,9 @@ fn row_data(scene: &Scene, row: &Row) -> RowData {
         share[index] = track.busy_share(lane);
     }
     RowData {
-        name: row.name.clone(),
+        name: row.label.clone(),
         short: row.short_name().to_owned(),
-        device: row.device.clone(),
+        device: row.team.clone(),
         lanes: row.lanes.iter().map(|lane| lane.map(LaneId::index)).collect(),
         share,
     }

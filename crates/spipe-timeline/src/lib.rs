@@ -27,7 +27,7 @@
 //! # let trace = Trace {
 //! #     format_version: FORMAT_VERSION, name: "two forwards".into(), origin: Origin::Predicted,
 //! #     notes: vec![], status: Status::Ok, iteration: SimTime::ms(20), iterations: vec![],
-//! #     tokens: None, lanes: vec![Lane { name, device, role: LaneRole::Compute }],
+//! #     tokens: None, folds: vec![], lanes: vec![Lane { name, device, role: LaneRole::Compute }],
 //! #     spans: vec![span(0, 10, 0), span(10, 20, 1)],
 //! #     arrows: vec![], idle: vec![], memories: vec![], explanation: None, iteration_without_profiler: None };
 //! let picture = spipe_timeline::Picture { trace: &trace, second: None, title: None };

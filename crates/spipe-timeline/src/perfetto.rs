@@ -100,7 +100,7 @@ impl<W: Write> Events<'_, W> {
             let device = clean(&lane.device);
             let pid = match processes.get(&device) {
                 Some(pid) => *pid,
-                None => self.process(scene, track, &device)?,
+                None => self.process(scene, track, &clean(&track.trace.label_of(&lane.device)))?,
             };
             processes.insert(device, pid);
             // Lanes have odd thread ids, so that their bubbles come directly below them.
@@ -124,7 +124,7 @@ impl<W: Write> Events<'_, W> {
             let name = clean(&memory.name);
             let pid = match processes.get(&name) {
                 Some(pid) => *pid,
-                None => self.process(scene, track, &name)?,
+                None => self.process(scene, track, &clean(&track.trace.label_of(&memory.name)))?,
             };
             processes.insert(name.clone(), pid);
             self.add_counters(pid, &name, memory)?;

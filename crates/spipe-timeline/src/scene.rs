@@ -24,10 +24,14 @@ pub(crate) struct Track<'a> {
 
 /// One lane of the picture, with its lane id in each track that has it.
 pub(crate) struct Row {
-    /// Its name.
+    /// Its name, by which lanes of two traces are one row.
     pub(crate) name: String,
+    /// Its name with the team of its device and the number of such teams, where the device stands for others.
+    pub(crate) label: String,
     /// The device under which it is listed.
     pub(crate) device: String,
+    /// The device's team and the number of such teams; its name where it stands for none.
+    pub(crate) team: String,
     /// Its role.
     pub(crate) role: LaneRole,
     /// The lane of each track.
@@ -43,8 +47,10 @@ impl Row {
 
 /// A memory, with its curve in each track that has it.
 pub(crate) struct MemoryRow<'a> {
-    /// Its name.
-    pub(crate) name: String,
+    /// Its name, by which memories of two traces are one row.
+    name: String,
+    /// Its label: its name, with the memories for which it stands.
+    pub(crate) label: String,
     /// The curve of each track.
     pub(crate) curves: Vec<Option<&'a MemoryTrack>>,
 }
@@ -301,7 +307,8 @@ fn rows(tracks: &[Track]) -> Vec<Row> {
             let name = clean(&lane.name);
             let row = free.get_mut(&name).and_then(VecDeque::pop_front).unwrap_or_else(|| {
                 let lanes = vec![None; tracks.len()];
-                rows.push(Row { name, device: clean(&lane.device), role: lane.role, lanes });
+                let (label, team) = (clean(&track.trace.lane_label(lane)), clean(&track.trace.label_of(&lane.device)));
+                rows.push(Row { name, label, device: clean(&lane.device), team, role: lane.role, lanes });
                 rows.len() - 1
             });
             rows[row].lanes[index] = Some(LaneId::from(number));
@@ -324,7 +331,8 @@ fn memories<'a>(tracks: &[Track<'a>]) -> Vec<MemoryRow<'a>> {
             let row = match rows.iter_mut().find(|row| row.name == name && row.curves[index].is_none()) {
                 Some(row) => row,
                 None => {
-                    rows.push(MemoryRow { name, curves: vec![None; tracks.len()] });
+                    let label = clean(&track.trace.label_of(&memory.name));
+                    rows.push(MemoryRow { name, label, curves: vec![None; tracks.len()] });
                     let last = rows.len() - 1;
                     &mut rows[last]
                 }

@@ -206,6 +206,7 @@ pub(crate) mod tests {
             idle,
             memories: vec![],
             iteration_without_profiler: None,
+            folds: Vec::new(),
             explanation: None,
         }
     }

@@ -69,7 +69,7 @@ pub fn text_in(picture: &Picture, window: Window) -> String {
         }
         device = Some(&row.device);
         for (index, (number, track, lane)) in scene.lanes(row).enumerate() {
-            let name = if index == 0 { row.name.as_str() } else { "" };
+            let name = if index == 0 { row.label.as_str() } else { "" };
             let share = track.busy_share(lane).map(percent).unwrap_or_default();
             let bars = page.bars(track, lane, row.role);
             short |= bars.iter().any(|cell| cell.letter == LITTLE);
@@ -83,7 +83,7 @@ pub fn text_in(picture: &Picture, window: Window) -> String {
         lines.push(String::new());
     }
     for row in &scene.memories {
-        let name = format!("memory {}", row.name);
+        let name = format!("memory {}", row.label);
         for (number, curve) in row.curves.iter().enumerate() {
             let Some(curve) = curve else { continue };
             lines.push(page.line(&name, number, &page.curve(curve), ""));
@@ -170,8 +170,8 @@ fn xterm(color: Color) -> u8 {
 impl<'s> Page<'s> {
     fn new(scene: &'s Scene<'s>, Window { width, colored, .. }: Window) -> Self {
         let length = |text: &str| text.chars().count();
-        let lanes = scene.rows.iter().map(|row| length(&row.name));
-        let memories = scene.memories.iter().map(|row| length(&row.name) + 7);
+        let lanes = scene.rows.iter().map(|row| length(&row.label));
+        let memories = scene.memories.iter().map(|row| length(&row.label) + 7);
         let names = lanes.chain(memories).max().unwrap_or(0).clamp(4, 28);
         let labels = if scene.is_double() {
             scene.tracks.iter().map(|track| length(&track.label) + 1).max().unwrap_or(0)
@@ -399,7 +399,11 @@ fn summary(scene: &Scene) -> Vec<String> {
                 .map(|holder| format!("{} {}", clean(&holder.what), holder.bytes))
                 .collect();
             let holders = if holders.is_empty() { String::new() } else { format!(" ({})", holders.join(", ")) };
-            lines.push(format!("{label}peak of {}: {}{of}{holders}", clean(&memory.name), memory.peak));
+            lines.push(format!(
+                "{label}peak of {}: {}{of}{holders}",
+                clean(&track.trace.label_of(&memory.name)),
+                memory.peak
+            ));
         }
     }
     lines

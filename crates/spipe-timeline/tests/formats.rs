@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use quick_xml::{Reader, events::Event};
 use sample::Pipeline;
 use serde_json::Value;
-use spipe_base::{LaneId, LaneRole, SimTime};
+use spipe_base::{Fold, LaneId, LaneRole, SimTime};
 use spipe_timeline::{Picture, html, perfetto, png, svg, text};
 use spipe_trace::{Lane, Origin, Trace};
 use std::collections::{BTreeMap, BTreeSet};
@@ -289,4 +289,17 @@ fn text_is_readable_without_colour() {
     peak of dram0: 43.8 GiB of 256.0 GiB (parameters and gradients 41.0 GiB, saved activations
       2.8 GiB)
     ");
+}
+
+/// A device that stands for a team and its replicas is drawn once, under a label that says so, and so is its memory.
+#[test]
+fn devices_that_stand_for_others_say_so() {
+    let mut trace = pipeline(Origin::Predicted);
+    let label = "gpu0..gpu1 × 8";
+    trace.folds = vec![Fold { name: "gpu0".into(), team: "gpu0..gpu1".into(), teams: 8 }];
+    let texts = xml_texts(&svg(&single(&trace)).unwrap());
+    assert_eq!(texts.iter().filter(|text| *text == label).count(), 2, "a lane's device and a memory: {texts:?}");
+    let drawn = text(&single(&trace), 120);
+    assert!(drawn.contains("gpu0..gpu1.compute × 8") && drawn.contains("memory gpu0..gpu1 × 8"), "{drawn}");
+    assert!(html(&single(&trace)).contains(label) && perfetto(&single(&trace)).contains(label));
 }

@@ -91,6 +91,7 @@ mod tests {
             idle: Vec::new(),
             memories: Vec::new(),
             iteration_without_profiler: None,
+            folds: Vec::new(),
             explanation: None,
         }
     }

@@ -109,6 +109,7 @@ mod tests {
             }],
             memories: Vec::new(),
             iteration_without_profiler: None,
+            folds: Vec::new(),
             explanation: None,
         };
         let explained = explanation_of(&trace);

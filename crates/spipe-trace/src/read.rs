@@ -140,6 +140,7 @@ mod tests {
             idle: vec![idle],
             memories: Vec::new(),
             iteration_without_profiler: None,
+            folds: Vec::new(),
             explanation: None,
         };
         from_json(&to_json(&trace)).err().map(|error| error.to_string())

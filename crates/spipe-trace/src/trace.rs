@@ -2,7 +2,7 @@
 
 use crate::Explanation;
 use serde::{Deserialize, Serialize};
-use spipe_base::{ActionKind, Bytes, IdleCause, LaneId, LaneRole, SimTime, Subject};
+use spipe_base::{ActionKind, Bytes, Fold, IdleCause, LaneId, LaneRole, SimTime, Subject};
 
 /// The origin of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -39,6 +39,9 @@ pub struct Trace {
     pub iterations: Vec<SimTime>,
     /// Tokens (or images) per iteration, if the figure is meaningful.
     pub tokens: Option<u64>,
+    /// The devices and memories that stand for others of a mesh, which do the same at the same time.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub folds: Vec<Fold>,
     /// The lanes: queues of the machine.
     pub lanes: Vec<Lane>,
     /// The spans, one per action, sorted by lane and start.
@@ -52,6 +55,28 @@ pub struct Trace {
     /// Why the iteration takes as long as it does, if that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explanation: Option<Explanation>,
+}
+
+impl Trace {
+    /// The label of a device or memory in reports and pictures: its name or, where it stands for others, its team and
+    /// the number of such teams.
+    pub fn label_of(&self, name: &str) -> String {
+        self.folds.iter().find(|fold| fold.name == name).map_or_else(|| name.to_owned(), Fold::label)
+    }
+
+    /// The label of the lane of this name.
+    pub fn label_of_lane(&self, name: &str) -> String {
+        let lane = self.lanes.iter().find(|lane| lane.name == name);
+        lane.map_or_else(|| name.to_owned(), |lane| self.lane_label(lane))
+    }
+
+    /// The label of a lane: that of its device, and the rest of its name.
+    pub fn lane_label(&self, lane: &Lane) -> String {
+        match (self.folds.iter().find(|fold| fold.name == lane.device), lane.name.strip_prefix(&lane.device)) {
+            (Some(fold), Some(rest)) => Fold { team: format!("{}{rest}", fold.team), ..fold.clone() }.label(),
+            _ => lane.name.clone(),
+        }
+    }
 }
 
 /// Whether an iteration finished.

@@ -22,7 +22,7 @@ pub struct Simulate {
     /// The folder to write the plan of each change that helps into
     #[arg(long, requires = "explain")]
     pub changes: Option<String>,
-    /// The trace to write
+    /// The trace to write, or its picture if this ends in .svg, .png, .html, .txt or .perfetto.json
     #[arg(short, long)]
     pub output: Option<String>,
 }

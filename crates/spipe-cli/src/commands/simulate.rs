@@ -5,7 +5,11 @@ use crate::{
     args::Format,
     input, interrupt, output,
     output::Target,
-    report::{explanation, trace::human},
+    report::{
+        explanation,
+        picture::{Kind, draw_into},
+        trace::human,
+    },
 };
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, SimTime};
@@ -13,12 +17,13 @@ use spipe_plan::Plan;
 use spipe_schedule::Program;
 use spipe_search::explain::{Explained, changes, pitfalls, remarks};
 use spipe_sim::{Iterations, Options, Simulation, simulate, simulate_explained};
+use spipe_timeline::Picture;
 use spipe_trace::{Explanation, Metrics, Status};
 use std::{collections::BTreeMap, path::Path};
 
 /// Simulates a plan, prints the result and writes the trace.
 pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
-    let target = what.output.as_deref().map(|path| Target::beside(path, &[&what.plan])).transpose()?;
+    let target = what.output.as_deref().map(|path| written(path, &what.plan)).transpose()?;
     let plan = input::plan(&what.plan)?;
     let plan = match &what.runtime {
         Some(given) => {
@@ -38,9 +43,13 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
     };
     let remarks = remarks(&plan, &simulation.trace);
     output::warn(&remarks);
-    let to_stdout = matches!(target, Some(Target::Stdout));
-    if let Some(target) = target {
-        target.write_with(|out| spipe_trace::write_json(&simulation.trace, out))?;
+    let to_stdout = matches!(target, Some((Target::Stdout, _)));
+    match target {
+        None => {}
+        Some((target, None)) => target.write_with(|out| spipe_trace::write_json(&simulation.trace, out))?,
+        Some((target, Some(kind))) => {
+            draw_into(target, kind, &Picture { trace: &simulation.trace, second: None, title: None })?;
+        }
     }
     if !to_stdout {
         let data = data((&plan, &simulation), program.actions().len(), &remarks);
@@ -58,6 +67,12 @@ pub fn run(what: &args::Simulate, format: Format) -> Result<(), Failure> {
             .hint("plan again, or recompute more layers"),
         )),
     }
+}
+
+/// The file of the result: the trace or, where the end of its name says so, a picture of it.
+fn written(path: &str, plan: &str) -> Result<(Target, Option<Kind>), Failure> {
+    let kind = if path == "-" { None } else { Kind::of(path).ok() };
+    Ok((Target::beside(path, &[plan])?, kind))
 }
 
 /// A simulation with the changes and pitfalls of its plan in the explanation of its trace.

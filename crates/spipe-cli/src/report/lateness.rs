@@ -82,6 +82,7 @@ mod tests {
             status: Status::Ok,
             iteration: SimTime::ms(iteration),
             iteration_without_profiler: None,
+            folds: Vec::new(),
             iterations: Vec::new(),
             tokens: None,
             lanes: vec![lane("compute", LaneRole::Compute), lane("h2d", LaneRole::H2d)],

@@ -41,7 +41,7 @@ pub fn human(trace: &Trace) -> String {
         let causes = metrics.idle.get(lane).into_iter().flatten();
         let idle: Vec<String> = causes.map(|(cause, time)| format!("{cause} {time}")).collect();
         let idle = if this.role == LaneRole::Compute { idle.join(", ") } else { String::new() };
-        Named { name: this.name.clone(), cells: vec![format!("{busy:.3}"), percent(share), idle] }
+        Named { name: trace.lane_label(this), cells: vec![format!("{busy:.3}"), percent(share), idle] }
     }));
     let mut memories = table(&["memory", "peak", "capacity", "largest holders at the peak"], &[1, 2]);
     let exact = memory_rows(trace, str::to_owned);
@@ -59,7 +59,7 @@ fn memory_rows(trace: &Trace, words: impl Fn(&str) -> String) -> Vec<Named> {
         let holders = memory.holders.iter().take(HOLDERS);
         let holders: Vec<String> = holders.map(|holder| format!("{} {}", holder.bytes, words(&holder.what))).collect();
         let capacity = memory.capacity.map_or_else(|| "–".into(), |capacity| capacity.to_string());
-        Named { name: memory.name.clone(), cells: vec![memory.peak.to_string(), capacity, holders.join("\n")] }
+        Named { name: trace.label_of(&memory.name), cells: vec![memory.peak.to_string(), capacity, holders.join("\n")] }
     };
     trace.memories.iter().map(row).collect()
 }

@@ -38,6 +38,7 @@ pub(crate) fn trace(program_index: &ProgramIndex<'_>, state: &RunState) -> Optio
         iteration: period,
         iterations: state.durations.clone(),
         tokens: program.shape().tokens,
+        folds: program.folds().to_vec(),
         idle: idle_intervals(&lanes, &spans, period),
         lanes,
         spans,

@@ -171,6 +171,7 @@ fn joined(mut processes: Vec<Process>, mut notes: Vec<String>) -> Trace {
         status: Status::Ok,
         iteration: period,
         iteration_without_profiler,
+        folds: Vec::new(),
         iterations,
         tokens: None,
         idle: idle_intervals(&lanes, &spans, period),

@@ -1,5 +1,6 @@
 //! The machine of a placement as the frame of its program.
 
+use super::folds::fold;
 use crate::{Channel, ProgramBuilder, Shape};
 use spipe_base::{IdVec, LinkId, SimTime};
 use spipe_cost::Mode;
@@ -59,5 +60,6 @@ pub(super) fn machine(context: &Context<'_>, placement: &Placement) -> ProgramBu
     if pause > SimTime::ZERO {
         paused.for_each(|(id, _)| builder.pause(id, pause));
     }
+    fold(context, placement, &mut builder);
     builder
 }

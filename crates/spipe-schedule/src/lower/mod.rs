@@ -4,6 +4,7 @@ mod bare;
 mod collectives;
 mod drives;
 mod flows;
+mod folds;
 mod machine;
 mod pipeline;
 mod sharded;

@@ -5,12 +5,12 @@ use super::{
     Program, Shape, Space, Stage, check, precedence,
 };
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, IdVec, IdleCause, LaneId,
-    LaneRole, LinkId, MemoryId, MicrobatchId, SimTime, StageId,
+    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, Diagnostic, Faults, Fold, IdVec, IdleCause,
+    LaneId, LaneRole, LayerRange, LinkId, MemoryId, MicrobatchId, SimTime, StageId,
 };
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
 };
 
 /// A program under construction.
@@ -25,6 +25,8 @@ pub struct ProgramBuilder {
     lanes_of: BTreeMap<DeviceId, Vec<(String, LaneId)>>,
     /// See [`ProgramBuilder::pause`].
     pauses: BTreeMap<DeviceId, SimTime>,
+    /// See [`ProgramBuilder::share`].
+    sharers: BTreeMap<(DeviceId, MemoryId), u64>,
 }
 
 impl ProgramBuilder {
@@ -43,14 +45,33 @@ impl ProgramBuilder {
             flows: Vec::new(),
             precedences: Vec::new(),
             leaving: Vec::new(),
+            folds: Vec::new(),
         };
-        Self { program, edges: Vec::new(), turns: Vec::new(), lanes_of: BTreeMap::new(), pauses: BTreeMap::new() }
+        Self {
+            program,
+            edges: Vec::new(),
+            turns: Vec::new(),
+            lanes_of: BTreeMap::new(),
+            pauses: BTreeMap::new(),
+            sharers: BTreeMap::new(),
+        }
     }
 
     /// Lets the compute lane of `device` end each iteration `time` later: its last action takes longer
     /// by as much.
     pub fn pause(&mut self, device: DeviceId, time: SimTime) {
         self.pauses.insert(device, time);
+    }
+
+    /// States that a device or memory of the program stands for others.
+    pub fn fold(&mut self, fold: Fold) {
+        self.program.folds.push(fold);
+    }
+
+    /// States that the data of `device`'s stages is in a host memory for each of `sharers` devices: buffers there will be
+    /// as large as those of all of them.
+    pub fn share(&mut self, (device, memory): (DeviceId, MemoryId), sharers: u64) {
+        self.sharers.insert((device, memory), sharers);
     }
 
     /// Adds a memory.
@@ -201,6 +222,7 @@ impl ProgramBuilder {
             Err(fault) => faults.push(fault),
         }
         add_pauses(&mut program, &self.pauses);
+        multiply_shared(&mut program, &self.sharers);
         faults.extend(check::program(&program));
         faults.or(program)
     }
@@ -247,6 +269,21 @@ fn add_pauses(program: &mut Program, pauses: &BTreeMap<DeviceId, SimTime>) {
         if let (Some(last), Some(pause)) = (lane.queue.last(), pauses.get(&lane.device)) {
             program.actions[*last].work += *pause;
         }
+    }
+}
+
+/// Multiplies the buffers in host memories that devices of the program share with those for which they stand.
+fn multiply_shared(program: &mut Program, sharers: &BTreeMap<(DeviceId, MemoryId), u64>) {
+    if sharers.values().all(|sharers| *sharers == 1) {
+        return;
+    }
+    let stages: Vec<(DeviceId, LayerRange)> = program.stages.iter().map(|stage| (stage.device, stage.layers)).collect();
+    let shared: BTreeSet<MemoryId> = sharers.keys().map(|(_, memory)| *memory).collect();
+    for buffer in program.buffers.iter_mut().filter(|buffer| shared.contains(&buffer.memory)) {
+        let layer = buffer.content.layer();
+        let runs = |(_, layers): &&(DeviceId, LayerRange)| layer.is_some_and(|layer| layers.contains(layer));
+        let of = |(device, _): &(DeviceId, LayerRange)| sharers.get(&(*device, buffer.memory));
+        buffer.bytes = buffer.bytes * stages.iter().filter(runs).find_map(of).copied().unwrap_or(1);
     }
 }
 

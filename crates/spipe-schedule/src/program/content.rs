@@ -81,6 +81,28 @@ impl Content {
         }
     }
 
+    /// The first of its layers; `None` for the workspace of an action.
+    pub const fn layer(&self) -> Option<LayerId> {
+        match self {
+            Self::Parameters(layers)
+            | Self::Updated(layers)
+            | Self::Gradients(layers)
+            | Self::OptimizerState(layers)
+            | Self::Norm(layers)
+            | Self::UndoLog(layers)
+            | Self::Cache(layers)
+            | Self::Saved(layers, _)
+            | Self::Recomputed(layers, _)
+            | Self::Reloaded(layers, _) => Some(layers.first()),
+            Self::Shared(layer)
+            | Self::SharedGradients(layer)
+            | Self::Activation(layer, _)
+            | Self::Gradient(layer, _)
+            | Self::Checkpoint(layer, _) => Some(*layer),
+            Self::Workspace(..) => None,
+        }
+    }
+
     /// The microbatch, if the content belongs to one.
     pub const fn microbatch(&self) -> Option<MicrobatchId> {
         match self {

@@ -11,8 +11,8 @@ pub use content::Content;
 pub use precedence::Precedence;
 
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, IdVec, IdleCause, LaneId, LaneRole, LayerRange,
-    LinkId, MemoryId, Seconds, SimTime, StageId, Subject,
+    ActionId, ActionKind, BufferId, Bytes, BytesPerSecond, DeviceId, Fold, IdVec, IdleCause, LaneId, LaneRole,
+    LayerRange, LinkId, MemoryId, Seconds, SimTime, StageId, Subject,
 };
 use std::{num::NonZeroU32, sync::Arc};
 
@@ -301,6 +301,7 @@ pub struct Program {
     precedences: Vec<Precedence>,
     /// The start of each action's precedences, and the end of the last one's.
     leaving: Vec<u32>,
+    folds: Vec<Fold>,
 }
 
 impl Program {
@@ -322,6 +323,11 @@ impl Program {
     /// The channels.
     pub const fn channels(&self) -> &IdVec<LinkId, Channel> {
         &self.channels
+    }
+
+    /// The devices and memories that stand for others of a mesh.
+    pub fn folds(&self) -> &[Fold] {
+        &self.folds
     }
 
     /// The stages.

@@ -74,7 +74,7 @@ fn draw_row_names<DB: DrawingBackend>(
     if placed.opens_device {
         canvas.line(&[(MARGIN, placed.top - 3.5), (right, placed.top - 3.5)], [0xCC; 3], 0.75)?;
         let room = layout.lane_names - MARGIN - 6.0;
-        canvas.text(&LANE_TYPE.bold().fit(&placed.row.device, room), (MARGIN, baseline), LANE_TYPE.bold())?;
+        canvas.text(&LANE_TYPE.bold().fit(&placed.row.team, room), (MARGIN, baseline), LANE_TYPE.bold())?;
     }
     if height >= 9.0 {
         let name = LANE_TYPE.fit(placed.row.short_name(), left - 6.0 - layout.label_room - layout.lane_names);

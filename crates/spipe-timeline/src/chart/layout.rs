@@ -124,9 +124,9 @@ fn track_height(tracks: f64) -> f64 {
 /// Returns the start of lane names, the width of track labels, and the start of the plot.
 fn name_columns(scene: &Scene, rows: &[Row]) -> (f64, f64, f64) {
     let widest = |texts: &mut dyn Iterator<Item = f64>, most: f64| texts.fold(0.0, f64::max).min(most);
-    let devices = rows.iter().map(|row| LANE_TYPE.bold().width(&row.device));
+    let devices = rows.iter().map(|row| LANE_TYPE.bold().width(&row.team));
     let devices = widest(&mut devices.into_iter(), 140.0);
-    let memories = scene.memories.iter().map(|row| LANE_TYPE.bold().width(&row.name) - 60.0);
+    let memories = scene.memories.iter().map(|row| LANE_TYPE.bold().width(&row.label) - 60.0);
     let lanes = rows.iter().map(|row| LANE_TYPE.width(row.short_name())).chain(memories);
     let lanes = widest(&mut lanes.into_iter(), 180.0);
     let labels = if scene.is_double() {

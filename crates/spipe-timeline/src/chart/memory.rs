@@ -57,7 +57,7 @@ fn draw_memory<DB: DrawingBackend>(
         canvas.dashes((left, right), y(capacity), ALARM)?;
         canvas.text("capacity", (right + 6.0, y(capacity) + 4.0), NOTE.color(ALARM))?;
     }
-    canvas.text(&LANE_TYPE.bold().fit(&row.name, left - MARGIN - 8.0), (MARGIN, top + 14.0), LANE_TYPE.bold())?;
+    canvas.text(&LANE_TYPE.bold().fit(&row.label, left - MARGIN - 8.0), (MARGIN, top + 14.0), LANE_TYPE.bold())?;
     draw_peaks(canvas, scene, row, capacity, frame)
 }
 

@@ -74,8 +74,8 @@ fn panel(scene: &Scene, track: &Track) -> ExplanationPanel {
     };
     ExplanationPanel {
         track: if scene.is_double() { track.label.clone() } else { String::new() },
-        waits: explanation.waits.iter().take(MOST).map(wait).collect(),
-        path: path(&explanation.critical_path, track.trace.iteration),
+        waits: explanation.waits.iter().take(MOST).map(|one| wait(track, one)).collect(),
+        path: path(track, &explanation.critical_path),
         changes: explanation
             .changes
             .iter()
@@ -100,7 +100,7 @@ fn panel(scene: &Scene, track: &Track) -> ExplanationPanel {
     }
 }
 
-fn wait(wait: &Wait) -> WaitEntry {
+fn wait(track: &Track, wait: &Wait) -> WaitEntry {
     let chain = wait.chain.iter().take(4).map(|piece| format!("◄ {} on {}", clean(&piece.action), clean(&piece.lane)));
     let resource = wait.resource.as_deref().map(clean);
     let full = wait.full.map(|share| percent(share.clamp(0.0, 1.0)));
@@ -109,7 +109,7 @@ fn wait(wait: &Wait) -> WaitEntry {
         (resource, _) => resource,
     };
     WaitEntry {
-        lane: clean(&wait.lane),
+        lane: clean(&track.trace.label_of_lane(&wait.lane)),
         time: milliseconds(wait.ms),
         cause: wait.cause.name(),
         behind: chain.chain(resource).collect::<Vec<_>>().join(" "),
@@ -117,7 +117,7 @@ fn wait(wait: &Wait) -> WaitEntry {
 }
 
 /// The time of the critical path by lane and kind, the longest first.
-fn path(pieces: &[Piece], iteration: SimTime) -> Vec<PathEntry> {
+fn path(track: &Track, pieces: &[Piece]) -> Vec<PathEntry> {
     let mut total: BTreeMap<(String, String), f64> = BTreeMap::new();
     for piece in pieces {
         let kind = piece.action.split(' ').next().unwrap_or_default();
@@ -125,9 +125,9 @@ fn path(pieces: &[Piece], iteration: SimTime) -> Vec<PathEntry> {
     }
     let mut all: Vec<_> = total.into_iter().collect();
     all.sort_by(|one, other| other.1.total_cmp(&one.1));
-    let whole = iteration.to_ms().max(f64::MIN_POSITIVE);
+    let whole = track.trace.iteration.to_ms().max(f64::MIN_POSITIVE);
     let entry = |((lane, kind), ms): ((String, String), f64)| PathEntry {
-        lane,
+        lane: clean(&track.trace.label_of_lane(&lane)),
         kind,
         time: milliseconds(ms),
         share: percent(ms / whole),

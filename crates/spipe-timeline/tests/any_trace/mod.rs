@@ -154,6 +154,7 @@ pub fn any_trace() -> impl Strategy<Value = Trace> {
             idle,
             memories,
             iteration_without_profiler: None,
+            folds: Vec::new(),
             explanation: None,
         },
     )

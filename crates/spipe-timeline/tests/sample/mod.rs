@@ -255,6 +255,7 @@ fn finish(sample: Pipeline, lanes: Vec<Lane>, spans: Vec<Span>, arrows: Vec<Arro
         tokens: Some(sample.microbatches as u64 * 1024),
         memories: memories.collect(),
         iteration_without_profiler: None,
+        folds: Vec::new(),
         explanation: None,
         lanes,
         spans,
