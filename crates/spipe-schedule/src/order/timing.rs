@@ -9,10 +9,47 @@ use std::collections::BTreeMap;
 pub(super) struct Timing<'a> {
     /// By stage.
     pub times: &'a [StageTimes],
-    starts: BTreeMap<Token, SimTime>,
+    starts: Starts,
     device_of: BTreeMap<StageId, usize>,
     last: usize,
 }
+
+/// Start times by stage, pass and microbatch.
+#[derive(Clone, Debug)]
+struct Starts {
+    microbatches: usize,
+    at: Vec<Option<SimTime>>,
+}
+
+impl Starts {
+    /// Unknown starts of all passes of an order.
+    fn of(order: &Order) -> Self {
+        let tokens = || order.devices().iter().flatten();
+        let microbatches = tokens().map(|token| token.microbatch.index() + 1).max().unwrap_or_default();
+        let stages = tokens().map(|token| token.stage.index() + 1).max().unwrap_or_default();
+        Self { microbatches, at: vec![None; stages * PASSES * microbatches] }
+    }
+
+    fn place(&self, token: Token) -> Option<usize> {
+        let here = token.microbatch.index() < self.microbatches;
+        here.then(|| {
+            (token.stage.index() * PASSES + token.pass as usize) * self.microbatches + token.microbatch.index()
+        })
+    }
+
+    fn get(&self, token: Token) -> Option<SimTime> {
+        self.at.get(self.place(token)?).copied().flatten()
+    }
+
+    fn insert(&mut self, token: Token, start: SimTime) {
+        if let Some(known) = self.place(token).and_then(|place| self.at.get_mut(place)) {
+            *known = Some(start);
+        }
+    }
+}
+
+/// The kinds of passes.
+const PASSES: usize = 4;
 
 impl<'a> Timing<'a> {
     /// The earliest start times of a valid order.
@@ -22,7 +59,7 @@ impl<'a> Timing<'a> {
             tokens.iter().map(|token| (token.stage, device)).collect()
         };
         let device_of = devices.iter().enumerate().flat_map(with_device).collect();
-        let mut this = Self { times, starts: BTreeMap::new(), device_of, last: order.stages().saturating_sub(1) };
+        let mut this = Self { times, starts: Starts::of(order), device_of, last: order.stages().saturating_sub(1) };
         let mut next = vec![0; devices.len()];
         let mut free = vec![SimTime::ZERO; devices.len()];
         let mut moved = true;
@@ -42,7 +79,7 @@ impl<'a> Timing<'a> {
     }
 
     pub fn start(&self, token: Token) -> SimTime {
-        self.starts.get(&token).copied().unwrap_or_default()
+        self.starts.get(token).unwrap_or_default()
     }
 
     pub fn end(&self, token: Token) -> SimTime {
@@ -80,7 +117,7 @@ impl<'a> Timing<'a> {
     /// The arrival of the input of `token`; `None` while it is unknown.
     fn arrival(&self, token: Token) -> Option<SimTime> {
         let Some(source) = self.source(token) else { return Some(SimTime::ZERO) };
-        self.starts.contains_key(&source).then(|| self.end(source) + self.latency(source, token))
+        self.starts.get(source).map(|start| start + self.duration(source) + self.latency(source, token))
     }
 
     fn latency(&self, from: Token, to: Token) -> SimTime {
@@ -95,8 +132,9 @@ impl<'a> Timing<'a> {
         let mut late = self.clone();
         let next: BTreeMap<Token, Token> =
             order.devices().iter().flat_map(|tokens| tokens.windows(2).map(|pair| (pair[0], pair[1]))).collect();
-        let mut forwards: Vec<(SimTime, Token)> = self.starts.iter().map(|(token, start)| (*start, *token)).collect();
-        forwards.retain(|(_, token)| token.pass == Pass::Forward);
+        let tokens = || order.devices().iter().flatten().copied();
+        let forwards = tokens().filter(|token| token.pass == Pass::Forward);
+        let mut forwards: Vec<(SimTime, Token)> = forwards.map(|token| (self.start(token), token)).collect();
         forwards.sort_unstable();
         for (start, token) in forwards.into_iter().rev() {
             let consumer = if token.stage.index() == self.last {
@@ -104,15 +142,15 @@ impl<'a> Timing<'a> {
             } else {
                 Token { stage: (token.stage.index() + 1).into(), ..token }
             };
-            let by_consumer = late.starts.get(&consumer).map(|start| *start - self.latency(token, consumer));
-            let by_next = next.get(&token).and_then(|next| late.starts.get(next)).copied();
+            let by_consumer = late.starts.get(consumer).map(|start| start - self.latency(token, consumer));
+            let by_next = next.get(&token).and_then(|next| late.starts.get(*next));
             let deadline = by_consumer.into_iter().chain(by_next).min();
             late.starts.insert(token, deadline.map_or(start, |deadline| deadline - self.duration(token)));
         }
-        for (token, start) in &mut late.starts {
-            let early = self.start(*token);
-            let slack = self.duration(Token { pass: Pass::Forward, ..*token }) * ahead;
-            *start = early.max(start.saturating_sub(slack));
+        for token in tokens() {
+            let slack = self.duration(Token { pass: Pass::Forward, ..token }) * ahead;
+            let start = self.start(token).max(late.start(token).saturating_sub(slack));
+            late.starts.insert(token, start);
         }
         late
     }

@@ -39,9 +39,9 @@ use spipe_base::{
 use spipe_cost::collectives::is_apart;
 use spipe_plan::{Context, Placement, Use, check_mesh, uses_drives};
 
-/// The most devices of a program that has all of them. The accesses of a program grow with the square of its devices, since
-/// each reads the shards of all others.
-const MOST_SHOWN: u64 = 16;
+/// The most devices of a program that has all of them: those of one computer. The accesses of a program grow with the square
+/// of its devices, since each reads the shards of all others.
+const MOST_SHOWN: u64 = 8;
 
 /// Whether one device stands for all in the program of a sharded system, which is so where many do the same.
 pub(super) fn one_for_all(context: &Context<'_>, placement: &Placement) -> bool {
