@@ -38,19 +38,17 @@ impl NetworkFile {
     /// bytes, as in `8x50GB/s`, is the one reached.
     ///
     /// # Errors
-    /// A message with the form that is expected.
+    /// The part that is missing.
     pub fn parse(text: &str) -> Result<Self, String> {
-        let expected = || format!("`{text}` is no network; write cards and line rate, such as 4x200Gb");
-        let (cards, rate) = text.split_once(['x', '×']).ok_or_else(expected)?;
-        let cards: u32 = cards.trim().parse().map_err(|_| expected())?;
+        let (cards, rate) = text.split_once(['x', '×']).ok_or_else(|| format!("`{text}` is no network"))?;
+        let cards = cards.trim().parse::<u32>().ok().filter(|cards| *cards > 0);
+        let cards = cards.ok_or_else(|| format!("the network `{text}` has no cards"))?;
         let bits = rate.trim().trim_end_matches("/s").trim_end_matches("it");
         let rate = match bits.strip_suffix("Gb").and_then(|number| number.trim().parse::<f64>().ok()) {
-            Some(gigabits) => Self::reached(BytesPerSecond::new(gigabits * 1e9 / 8.0).ok_or_else(expected)?),
-            None => rate.trim().parse::<BytesPerSecond>().map_err(|_| expected())?,
+            Some(gigabits) => BytesPerSecond::new(gigabits * 1e9 / 8.0).map(Self::reached),
+            None => rate.trim().parse::<BytesPerSecond>().ok(),
         };
-        if cards == 0 {
-            return Err(expected());
-        }
+        let rate = rate.ok_or_else(|| format!("the network `{text}` has no rate above zero"))?;
         let source = format!("estimate: {text}, of whose line rate large messages reach 92 %");
         Ok(Self {
             cards,

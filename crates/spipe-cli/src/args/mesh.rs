@@ -29,7 +29,7 @@ pub struct Mesh {
     #[arg(long, value_name = "N", visible_alias = "ep")]
     pub expert_parallel: Option<u64>,
     /// Equal computers, of which the profile describes one
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub nodes: Option<u32>,
     /// The network between them, by cards of a computer and their line rate, such as 4x200Gb; by default the profile's
     #[arg(long, value_name = "CARDS", requires = "nodes")]
@@ -55,7 +55,9 @@ pub enum ShardingChoice {
 
 /// Reads a network from the command line.
 pub fn network(text: &str) -> Result<NetworkFile, Failure> {
-    let wrong = |what: String| Failure::argument(what, "give cards and line rate, such as `--network 4x200Gb`");
+    let wrong = |what: String| {
+        Failure::argument(what, "give the cards of a computer and their line rate, such as `--network 4x200Gb`")
+    };
     NetworkFile::parse(text).map_err(wrong)
 }
 

@@ -16,9 +16,9 @@ use crate::{
 use serde::Serialize;
 use spipe_base::Diagnostic;
 use spipe_hardware::Hardware;
-use spipe_plan::{OutcomeStatus, Placement, Plan, System};
+use spipe_plan::{Knob, Mesh, OutcomeStatus, Placement, Plan, System};
 use spipe_search::{
-    Chosen, DriveFor, Found, Meshes, PLANNER, Request, Watch, cores,
+    Chosen, DriveFor, Found, Meshes, PLANNER, Request, SearchError, Watch, cores,
     questions::{self, Largest, Question},
     search, workloads,
 };
@@ -70,7 +70,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     };
     let found = search(&request);
     bar.end();
-    let mut found = found?;
+    let mut found = found.map_err(|error| with_group(error, (what, &request)))?;
     // The least memory is sought without teams.
     let on_mesh = !found.plan.context().mesh().is_single();
     let least = if on_mesh { Vec::new() } else { questions::least(&request, &found, watch.elapsed()) };
@@ -125,17 +125,18 @@ fn request(
     // Conditions are those of devices without teams, and so is the plan that is the largest.
     let is_open = solved.is_none() && pins.is_empty() && drive_for.is_none() && what.planner == PLANNER;
     let degrees = what.mesh.degrees();
-    if let (Some(group), Some(devices), [System::Interleaved]) = (what.group, degrees.pipeline, systems.as_slice())
+    if let (Some(group), Some(devices)) = (group(what), degrees.pipeline)
         && group < devices
     {
-        let message = format!("groups of {group} microbatches leave some of {devices} GPUs without one");
-        return Err(Failure::argument(message, format!("use `--group {devices}` or more")));
+        return Err(Failure::Arguments(small_group(group, devices).into()));
     }
-    let Meshes { all: meshes, systems, all_teams } = match &start {
+    let chosen = match &start {
         Some(start) if degrees.is_none() => Meshes { all: vec![start.mesh_of_teams()], ..Meshes::single(systems) },
         None if degrees.is_none() && is_open => Meshes::open(inputs, &workloads, systems),
         _ => degrees.chosen(inputs, &workloads, (&systems, spelling))?,
     };
+    chosen.check_drives(drive_for, spelling)?;
+    let Meshes { all: meshes, systems, all_teams } = chosen;
     Ok(Request {
         systems,
         meshes,
@@ -152,6 +153,31 @@ fn request(
         spelling,
         ..Request::new(model, machine, workloads)
     })
+}
+
+/// The microbatches of a group, if they are asked for.
+fn group(what: &args::Plan) -> Option<u64> {
+    let pinned = what.pin.iter().find_map(|pin| pin.strip_prefix(Knob::Group.name())?.strip_prefix('=')?.parse().ok());
+    what.group.or(pinned)
+}
+
+/// The fault of groups with fewer microbatches than a pipeline has devices.
+fn small_group(group: u64, devices: u64) -> Diagnostic {
+    let fault = Diagnostic::error(format!("groups of {group} microbatches leave some of {devices} GPUs without one"));
+    fault.hint(format!("use `--group {devices}` or more, or `--pipeline-parallel {group}`"))
+}
+
+/// The refusal of a search whose groups are smaller than the number of GPUs: pipelines of all GPUs are no plans.
+fn with_group(error: SearchError, (what, request): (&args::Plan, &Request)) -> SearchError {
+    let longest = |mesh: &Mesh| mesh.leads().count() as u64;
+    let gpus = request.machine.hardware().gpus().count() as u64;
+    let devices = request.meshes.iter().map(|mesh| if mesh.is_single() { gpus } else { longest(mesh) }).max();
+    match (error, group(what).zip(devices)) {
+        (SearchError::Infeasible(_), Some((group, devices))) if group < devices => {
+            SearchError::Infeasible(small_group(group, devices))
+        }
+        (error, _) => error,
+    }
 }
 
 /// The drives that options name.

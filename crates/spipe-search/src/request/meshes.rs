@@ -6,11 +6,12 @@
 //! members of a team that divide sequences are between the two, and replicas that follow each other divide experts.
 
 use super::{
+    drives::DriveFor,
     runtimes::{OWN, has_foreign_gpus},
     spelling::Spelling,
 };
 use crate::error::SearchError;
-use spipe_base::DeviceId;
+use spipe_base::{DeviceId, readable::listed};
 use spipe_cost::{CostError, CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
@@ -51,6 +52,19 @@ impl Meshes {
     /// The devices as they are, without teams and replicas.
     pub fn single(systems: Vec<System>) -> Self {
         Self { all: vec![Mesh::default()], systems, all_teams: false }
+    }
+
+    /// Checks that a request that names drives has a mesh on which plans use them.
+    ///
+    /// # Errors
+    /// All meshes have several replicas, or teams of several devices.
+    pub fn check_drives(&self, drives: DriveFor, spelling: Spelling) -> Result<(), SearchError> {
+        if drives.is_none() || self.all.iter().any(Mesh::is_single) {
+            return Ok(());
+        }
+        let message = "drives are not planned with several replicas or teams of several devices";
+        let own = spelling.value("system", System::ZeroInfinity.name());
+        Err(SearchError::request(message, format!("leave the degrees out: {own} divides the batch and uses drives")))
     }
 
     /// The meshes of a search without degrees: the devices as they are and, if all GPUs are equal and a framework trains
@@ -110,22 +124,26 @@ impl Degrees {
                 );
                 return Err(SearchError::request(message, hint));
             }
-            return Self::with(vec![Mesh::default()], of(true).collect(), (false, spelling));
+            return Self::with(vec![Mesh::default()], of(true).collect(), (systems, false, spelling));
         }
         let all = self.meshes((model, hardware), workloads, spelling)?;
         let runs = |system: &System| all.iter().any(|mesh| suits(*system, mesh));
-        let systems = systems.iter().copied().filter(runs).collect();
-        Self::with(all, systems, (self.pipeline.is_some(), spelling))
+        let on_teams = systems.iter().copied().filter(runs).collect();
+        Self::with(all, on_teams, (systems, self.pipeline.is_some(), spelling))
     }
 
     fn with(
         all: Vec<Mesh>,
         systems: Vec<System>,
-        (all_teams, spelling): (bool, Spelling),
+        (allowed, all_teams, spelling): (&[System], bool, Spelling),
     ) -> Result<Meshes, SearchError> {
         if systems.is_empty() {
             let hint = format!("use {}, or other degrees", spelling.value("system", "auto"));
-            return Err(SearchError::request("none of the allowed systems runs on meshes of these degrees", hint));
+            let message = match allowed {
+                [one] => format!("`{one}` does not run on meshes of these degrees"),
+                _ => "none of the allowed systems runs on meshes of these degrees".to_owned(),
+            };
+            return Err(SearchError::request(message, hint));
         }
         Ok(Meshes { all, systems, all_teams })
     }
@@ -143,8 +161,7 @@ impl Degrees {
     ) -> Result<Vec<Mesh>, SearchError> {
         let gpus: Vec<DeviceId> = hardware.gpus().collect();
         if gpus.is_empty() {
-            let message = format!("`{}` has no GPU", hardware.name());
-            return Err(SearchError::request(message, "teams and replicas are made of GPUs"));
+            return Err(self.without_gpus(hardware, spelling));
         }
         self.check(gpus.len() as u64, (model, hardware), workloads, spelling)?;
         if let (Some(tensor), Some(pipeline), Some(data)) = (self.tensor, self.pipeline, self.data) {
@@ -152,11 +169,38 @@ impl Degrees {
         }
         let all = self.holding((model, hardware), workloads, &gpus);
         if all.is_empty() {
+            let shapes = self.shapes(gpus.len() as u64, model.layers().len() as u64).into_iter().rev();
+            let unlike = shapes.filter_map(|shape| check_mesh(hardware, &self.mesh(&gpus, shape)).err()).next();
+            if let Some(fault) = unlike {
+                return Err(SearchError::Infeasible(fault));
+            }
             let message =
                 format!("no mesh of these degrees divides `{}` and its batch on `{}`", model.name(), hardware.name());
             return Err(SearchError::request(message, "leave degrees out, so that they are searched"));
         }
         Ok(all)
+    }
+
+    /// The refusal of degrees on a machine without GPUs.
+    fn without_gpus(&self, hardware: &Hardware, spelling: Spelling) -> SearchError {
+        let names: Vec<&str> = hardware.devices().iter().map(|device| device.name.as_str()).collect();
+        let sockets =
+            format!("{} {}", listed(&names), if names.len() == 1 { "is a CPU socket" } else { "are CPU sockets" });
+        let asked = self.named().into_iter().filter(|(_, degree)| degree.is_some_and(|degree| degree > 1));
+        let asked: Vec<&str> = asked.map(|(name, _)| name).collect();
+        match asked.iter().find(|name| ["tensor-parallel", "context-parallel"].contains(name)) {
+            Some(name) => SearchError::request(
+                format!("{sockets}, and a team of sockets has one member"),
+                format!("leave {} out; sockets take stages of a pipeline", spelling.setting(name)),
+            ),
+            None => SearchError::request(
+                format!("{sockets}, and replicas are made of GPUs"),
+                format!(
+                    "leave the degrees out: {} gives each socket a stage",
+                    spelling.value("system", System::CpuOnly.name())
+                ),
+            ),
+        }
     }
 
     /// The meshes of these degrees. Where no degree of contexts is given, and no device of any mesh holds a layer with the
@@ -266,7 +310,13 @@ impl Degrees {
             let factors: Vec<String> = given.iter().filter_map(|(_, degree)| degree.map(|it| it.to_string())).collect();
             let product = if factors.len() > 1 { format!("{} = ", factors.join(" × ")) } else { String::new() };
             let message = format!("{product}{wanted} GPUs are asked for, but `{}` has {gpus}", hardware.name());
-            return Err(SearchError::request(message, "lower a degree, or name a larger machine"));
+            let computers: BTreeSet<_> = hardware.gpus().map(|gpu| hardware.devices()[gpu].node).collect();
+            let more = wanted.div_ceil(gpus / computers.len() as u64);
+            let hint = format!(
+                "use degrees whose product is {gpus} at most, or {more} such computers ({})",
+                spelling.value("nodes", more)
+            );
+            return Err(SearchError::request(message, hint));
         }
         if let Some(tensor) = self.tensor
             && let Err(layer) = model.shard(tensor)
