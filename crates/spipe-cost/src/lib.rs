@@ -24,7 +24,7 @@
 //!
 //! Under a [`Mesh`], the figures of a device are those of each member of the team that it leads.
 //!
-//! [`Parallelism`] is the baseline without a pipeline: tensor and data parallelism over the
+//! [`Parallelism`] is the closed form without a pipeline: tensor and data parallelism over the
 //! machine's GPUs.
 //!
 #![doc = include_str!("../README.md")]

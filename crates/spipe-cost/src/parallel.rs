@@ -1,4 +1,4 @@
-//! Tensor and data parallelism in closed form: the baseline for pipelines.
+//! Tensor and data parallelism in closed form, by which measured runs are fitted. Baselines and plans are simulated.
 //!
 //! T GPUs share the matrices of each layer, and D such groups share the sequences. An iteration
 //! takes

@@ -15,7 +15,7 @@ use std::{collections::BTreeMap, fmt};
 pub enum Work {
     /// A plan.
     Planned(Box<Plan>),
-    /// Tensor and data parallelism in closed form.
+    /// Tensor and data parallelism, in closed form: a fit finds constants from the parts of its sum.
     TensorData(Box<TensorData>),
 }
 

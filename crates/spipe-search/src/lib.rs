@@ -8,7 +8,7 @@
 //!   search      the plan, over the sizes of microbatches; else a refusal with remedies
 //!      ├─ questions   by searching again: the largest value, the least memory, more of a resource
 //!      ├─ explain     changes that help a plan, and pitfalls that it has
-//!      ├─ compare     systems beside each other, and the baselines in closed form
+//!      ├─ compare     systems beside each other, and the baselines without a search
 //!      └─ whatif      the machines of a sweep, planned, looked at again, repaired and rented
 //! ```
 //!

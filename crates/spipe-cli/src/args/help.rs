@@ -70,21 +70,7 @@ const PLAN: &[(&str, &[&str])] = &[
             "sharding",
         ],
     ),
-    (
-        "Choices",
-        &[
-            "system",
-            "layout",
-            "pin",
-            "group",
-            "state_on",
-            "parameters_on",
-            "activations_on",
-            "tensor",
-            "data",
-            "recompute",
-        ],
-    ),
+    ("Choices", &["system", "layout", "pin", "group", "state_on", "parameters_on", "activations_on", "recompute"]),
     ("Search", &["planner", "time_limit", "effort", "no_hint", "gap", "threads"]),
     ("Output", &["plot", "output"]),
 ];
@@ -134,10 +120,15 @@ const PAGES: [Page; 5] = [
             "global_batch",
             "microbatch",
             "hardware",
+            "nodes",
+            "network",
             "devices",
-            "tensor",
-            "data",
+            "tensor_parallel",
+            "pipeline_parallel",
+            "data_parallel",
+            "sharding",
             "recompute",
+            "output",
         ],
         example: "spipe baseline tensor-data --model gpt2 --hardware rtx3090-x4-two-sockets --global-batch 8",
     },
@@ -202,7 +193,15 @@ pub fn command() -> Command {
         "{{about-with-newline}}\n{{usage-heading}} {{usage}}\n\n{}{header}Options:{header:#}\n{{options}}{{after-help}}",
         commands(&command)
     );
-    PAGES.iter().fold(command.help_template(template), |command, page| below(command, page.path, page))
+    let command = PAGES.iter().fold(command.help_template(template), |command, page| below(command, page.path, page));
+    command.mut_subcommand("baseline", |command| command.mut_subcommand("tensor-data", with_older_names))
+}
+
+/// The baseline under the names that its degrees had before those of `spipe plan`, in which files of measured runs have
+/// them.
+fn with_older_names(command: Command) -> Command {
+    let older = [("tensor_parallel", "tensor"), ("data_parallel", "data")];
+    older.into_iter().fold(command, |command, (id, name)| command.mut_arg(id, |arg| arg.alias(name)))
 }
 
 /// The list of commands under their headings.

@@ -107,7 +107,7 @@ pub enum Command {
     Plan(Box<Plan>),
     /// Rank composed machines for a job: what to buy
     Whatif(Box<Whatif>),
-    /// Estimate the baselines, tensor and data parallelism in closed form
+    /// Simulate the baselines: equal stages on meshes, without a search
     #[command(subcommand)]
     Baseline(Baseline),
     /// Plan and predict every system on one model and machine, side by side

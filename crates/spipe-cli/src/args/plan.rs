@@ -157,7 +157,7 @@ impl From<EffortChoice> for Effort {
 /// The baselines of pipelines.
 #[derive(Debug, Subcommand)]
 pub enum Baseline {
-    /// The baseline of tensor and data parallelism over the GPUs of a machine
+    /// Tensor, pipeline and data parallelism with equal stages over the GPUs of a machine
     TensorData(TensorData),
 }
 
@@ -204,15 +204,15 @@ pub struct TensorData {
     /// megatron, deepspeed) or a file; by default the one that trains on this machine
     #[arg(long)]
     pub runtime: Option<String>,
-    /// Degree of tensor parallelism; if not given, every degree that uses all GPUs
-    #[arg(long)]
-    pub tensor: Option<u64>,
-    /// Degree of data parallelism; if not given, every degree that uses all GPUs
-    #[arg(long)]
-    pub data: Option<u64>,
+    /// The degrees of parallelism. Without a pipeline degree there is one stage
+    #[command(flatten)]
+    pub mesh: Mesh,
     /// Activations recomputed in the backward; every choice if not given
     #[arg(long, value_enum)]
     pub recompute: Option<RecomputeChoice>,
+    /// Write the best one that fits as a plan
+    #[arg(short, long)]
+    pub output: Option<String>,
 }
 
 /// The activations that are recomputed in the backward.

@@ -2,8 +2,8 @@
 //! baseline`, and planned as these commands plan.
 
 use super::{
+    baseline,
     task::{self, Task},
-    tensor_data,
 };
 use crate::{
     Failure, args,
@@ -12,12 +12,12 @@ use crate::{
     input,
     options::OPTIONS,
 };
-use clap::{CommandFactory, FromArgMatches};
+use clap::FromArgMatches;
 use spipe_base::Diagnostic;
 use spipe_fit::{Command, Field, Refusal, Run, Runs, Stated, TensorData, Work};
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::Model;
-use spipe_search::{Chosen, Meshes, Request, compare::tensor_data::best, search, workloads};
+use spipe_search::{Chosen, Meshes, Request, compare::tensor_data, search, workloads};
 use std::time::Duration;
 
 /// The time to search the plan of a run that gives no limit: its pins should leave little to search.
@@ -64,7 +64,7 @@ fn parsed(command: &[&str], options: &[String], run: &Stated) -> Result<(args::C
         let message = message.strip_prefix("error: ").unwrap_or(message).to_owned();
         Failure::argument(message, format!("`spipe {} --help` prints the options", command.join(" ")))
     };
-    let matches = Args::command().try_get_matches_from(words).map_err(refused)?;
+    let matches = args::command().try_get_matches_from(words).map_err(refused)?;
     let args = Args::from_arg_matches(&matches).map_err(refused)?;
     Ok((args.command, Given::of(&matches)))
 }
@@ -100,6 +100,18 @@ fn planned(options: &[String], run: &Stated, (model, hardware, runtime): On) -> 
     Ok(Work::Planned(Box::new(found.plan)))
 }
 
+/// The options of `spipe baseline` that the closed form of tensor and data parallelism does not know.
+const BEYOND: [&str; 8] = [
+    "sequence-parallel",
+    "pipeline-parallel",
+    "context-parallel",
+    "expert-parallel",
+    "sharding",
+    "nodes",
+    "network",
+    "output",
+];
+
 fn shared(options: &[String], run: &Stated, (model, hardware, runtime): On) -> Result<Work, Failure> {
     let (args::Command::Baseline(args::Baseline::TensorData(what)), given) =
         parsed(&["baseline", "tensor-data"], options, run)?
@@ -108,15 +120,24 @@ fn shared(options: &[String], run: &Stated, (model, hardware, runtime): On) -> R
     };
     Idle::among(&given)
         .options_if(runtime.is_some(), &["runtime"], "beside the run's own", "leave one of them out")
+        .options(
+            &BEYOND,
+            "to the closed form of measured runs",
+            "give `options` of `spipe plan`, such as `--system 1f1b`",
+        )
         .refuse()?;
     let runtime = match runtime {
         Some(runtime) => runtime,
-        None => tensor_data::runtime(&what, &hardware)?,
+        None => baseline::runtime(&what, &hardware)?,
     };
     let model = what.training.adapt(model, false)?;
     let hardware = input::part(hardware, &args::Devices::names(&what.devices))?.under(runtime);
-    let (priced, refused) = tensor_data::priced(&what, (&model, &hardware))?;
-    let Some(best) = best(&priced) else {
+    let degrees = what.mesh.degrees();
+    let degrees =
+        tensor_data::Degrees { tensor: degrees.tensor, data: degrees.data, recompute: what.recompute.map(Into::into) };
+    let sizes = baseline::sizes(&what, &model)?;
+    let (priced, refused) = tensor_data::priced(degrees, (&model, &hardware), &sizes)?;
+    let Some(best) = tensor_data::best(&priced) else {
         let reason =
             refused.map_or_else(|| "no two degrees multiply to the number of GPUs".into(), |error| error.to_string());
         return Err(Failure::argument(reason, "give other degrees, or another batch"));

@@ -14,7 +14,7 @@ const BAND: f64 = 0.10;
 /// The beginning of the page.
 const HEAD: &str = "# Measured runs beside predictions\n\nMade by `spipe reproduce runs`. Each group has runs on which constants of its runtime are \
                     fitted, and runs that are only predicted. Errors are (predicted − measured) ÷ measured; the shipped column is without any \
-                    fit. Groups of a baseline are predicted by the closed form of `spipe baseline`, all others by simulated plans. The rows are \
+                    fit. Groups of a baseline are predicted by the closed form of tensor and data parallelism, all others by simulated plans. The rows are \
                     in `crates/spipe-reproduce/data/runs`.\n";
 
 /// Returns the page.

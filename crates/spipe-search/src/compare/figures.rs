@@ -1,6 +1,5 @@
 //! The figures of a system.
 
-use super::tensor_data::DATA_PARALLEL;
 use crate::error::SearchError;
 use serde::Serialize;
 use spipe_base::{Bytes, Diagnostic, Flops};
@@ -30,7 +29,7 @@ pub enum Status {
 pub struct Compared {
     /// The name of the system, or of the baseline.
     pub system: &'static str,
-    /// Whether the figures are the estimate of a closed form, without plan, trace or export.
+    /// Whether it is a baseline, a plan without a search.
     pub baseline: bool,
     /// Whether it has a plan.
     pub status: Status,
@@ -82,11 +81,6 @@ impl Compared {
             host_traffic: None,
             trace: None,
         }
-    }
-
-    /// The baseline, with how its figures are meant or why it has none.
-    pub(super) fn baseline(status: Status, reason: String) -> Self {
-        Self { baseline: true, ..Self::bare(DATA_PARALLEL, status, Some(reason)) }
     }
 
     /// A system for which the search failed.

@@ -1,16 +1,15 @@
-//! Systems beside each other on one model and machine, and the baselines: tensor and data parallelism in closed form.
+//! Systems beside each other on one model and machine, and the baselines: equal stages without a search.
 //!
 //! ```text
 //! systems         a system with its plan and figures      figures      what is compared
-//! data_parallel   the baseline of them, with figures      tensor_data  every pair of degrees, priced
+//! equal_stages    the baselines, simulated                tensor_data  their closed form, by which runs are fitted
 //! ```
 
-mod data_parallel;
+pub mod equal_stages;
 mod figures;
 mod systems;
 pub mod tensor_data;
 
-pub use data_parallel::baseline;
+pub use equal_stages::DATA_PARALLEL;
 pub use figures::{Compared, Status};
-pub use systems::compared;
-pub use tensor_data::DATA_PARALLEL;
+pub use systems::{baseline, compared};

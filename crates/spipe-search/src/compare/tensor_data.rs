@@ -1,7 +1,8 @@
-//! The baselines: tensor and data parallelism in closed form. They are estimates without plan, trace or export.
+//! Tensor and data parallelism in closed form, by which measured runs of it are fitted: their constants are found from
+//! the parts of a sum. Nothing is ranked by it; the baselines beside plans are [simulated](super::equal_stages).
 
 use crate::error::SearchError;
-use spipe_cost::{Mode, ParallelCost, ParallelError, Parallelism, Workload};
+use spipe_cost::{ParallelCost, ParallelError, Parallelism, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::{Model, Recompute};
 
@@ -35,26 +36,6 @@ impl Priced {
             (fits, _) => fits,
         }
     }
-}
-
-/// The name of plain data parallelism, which is a baseline and no system of plans.
-pub const DATA_PARALLEL: &str = "data-parallel";
-
-/// Plain data parallelism: every GPU holds the whole model, and the GPUs share the sequences. Of all sizes of microbatches
-/// and choices of recompute, the fastest that fits; if none fits, the one that needs the least memory.
-///
-/// # Errors
-/// The reason why there is none: the machine has no GPU, or its GPUs cannot share the sequences.
-pub fn data_parallel((model, hardware): (&Model, &Hardware), workloads: &[Workload]) -> Result<Priced, String> {
-    let gpus = gpus(hardware);
-    if gpus == 0 {
-        return Err("the machine has no GPU".into());
-    }
-    let trains = workloads.iter().any(|workload| workload.mode == Mode::Train);
-    let degrees = Degrees { tensor: Some(1), data: Some(gpus), recompute: (!trains).then_some(Recompute::None) };
-    let (mut all, refused) = priced(degrees, (model, hardware), workloads).map_err(|error| error.to_string())?;
-    let refusal = || refused.map_or_else(|| "there are no microbatches".into(), |error| error.to_string());
-    best(&all).map(|best| all.swap_remove(best)).ok_or_else(refusal)
 }
 
 /// The number of GPUs of a machine.

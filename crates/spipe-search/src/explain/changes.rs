@@ -81,7 +81,7 @@ fn machines_tried(explained: &Explained<'_>) -> Vec<(String, Option<Found>)> {
     } else {
         for (kind, words) in [(MemoryKind::Gpu, "the memory of every GPU"), (MemoryKind::Dram, "every DRAM")] {
             let mut of = memories.iter().filter(|(_, memory)| memory.kind == kind);
-            let larger = of.try_fold(hardware.clone(), |machine, (id, _)| machines::larger(&machine, *id));
+            let larger = of.try_fold(hardware.as_ref().clone(), |machine, (id, _)| machines::larger(&machine, *id));
             machines.push((format!("{} more of {words}", percent(MORE_MEMORY)), larger));
         }
     }

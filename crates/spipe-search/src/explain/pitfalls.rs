@@ -14,7 +14,7 @@
 //! | `host-bound-launches` | the host launches kernels at once |
 //! | `no-peer-access` | GPUs read each other's memory |
 //! | `pageable-copies` | host data in pinned memory |
-//! | `data-parallel-is-faster` | the baseline: data parallelism in closed form |
+//! | `data-parallel-is-faster` | the baseline: data parallelism, simulated |
 //! | `inference-only` | links between GPUs and host never limit |
 
 use super::{
@@ -22,7 +22,7 @@ use super::{
     trial::{Again, Explained},
 };
 use crate::{
-    compare::tensor_data::data_parallel,
+    compare::equal_stages::data_parallel,
     request::{pins, spelling::Spelling, systems::current},
 };
 use spipe_base::{LayerRange, MemoryId, SimTime, StageId};
@@ -247,10 +247,9 @@ impl Case<'_> {
         let gpus: Vec<&str> =
             hardware.devices().iter().filter(|device| device.is_gpu()).map(|device| device.name.as_str()).collect();
         let shared = gpus.len() > 1 && workload.mode == Mode::Train;
-        let priced = shared.then(|| data_parallel((model, hardware), &[workload]).ok()).flatten();
-        let without =
-            priced.filter(|priced| priced.cost.fits()).map(|priced| SimTime::from_seconds(priced.cost.iteration));
-        let words = "the baseline is faster, data parallelism in closed form: the model fits on each GPU, so give every GPU \
+        let found = shared.then(|| data_parallel((model, hardware), &[workload]).ok()).flatten();
+        let without = found.and_then(|found| Some(found.times.ok()?.iteration));
+        let words = "the baseline is faster, data parallelism: the model fits on each GPU, so give every GPU \
                      its own sequences";
         self.named("data-parallel-is-faster", gpus.join(", "), (without, words))
     }

@@ -45,11 +45,11 @@ impl<'a> Explained<'a> {
         Self { plan, iteration, model, hardware, stop }
     }
 
-    pub(super) fn model(&self) -> &Model {
+    pub(super) const fn model(&self) -> &Arc<Model> {
         &self.model
     }
 
-    pub(super) fn hardware(&self) -> &Hardware {
+    pub(super) const fn hardware(&self) -> &Arc<Hardware> {
         &self.hardware
     }
 

@@ -1,11 +1,11 @@
-//! The baselines beside a ranked table: plain data parallelism on its machines, in closed form.
+//! The baselines beside a ranked table: plain data parallelism on its machines, simulated like a plan without a search.
 
 use super::{
     planner::JobPlanner,
     task::{Task, hardware},
 };
 use crate::{
-    compare::tensor_data::{DATA_PARALLEL, Priced},
+    compare::{DATA_PARALLEL, equal_stages},
     error::SearchError,
 };
 use rayon::prelude::*;
@@ -27,13 +27,11 @@ pub fn baselines(task: &Task, planner: &JobPlanner, table: &Table) -> Result<Vec
     Ok(found.into_iter().flatten().collect())
 }
 
-/// The estimate of one training.
-fn estimate(priced: &Priced) -> Option<Estimate> {
-    let cost = &priced.cost;
-    let seconds = cost.iteration.get();
-    (seconds > 0.0).then(|| Estimate {
-        tokens_per_second: priced.workload.tokens() as f64 / seconds,
-        gpu_share: ((cost.compute.get() + cost.optimizer.get()) / seconds).min(1.0),
-        gpu_memory_bytes: cost.memory.get(),
+/// The figures of one training.
+fn estimate(found: &equal_stages::Baseline) -> Option<Estimate> {
+    Some(Estimate {
+        tokens_per_second: found.tokens_per_second()?,
+        gpu_share: (1.0 - found.times.as_ref().ok()?.bubbles).clamp(0.0, 1.0),
+        gpu_memory_bytes: found.memory.get(),
     })
 }

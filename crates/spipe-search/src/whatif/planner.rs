@@ -5,7 +5,7 @@ use super::{
     figures::{Engines, planned},
 };
 use crate::{
-    compare::tensor_data::{Priced, data_parallel},
+    compare::equal_stages::{self, data_parallel},
     error::SearchError,
     request::{
         Request,
@@ -158,12 +158,12 @@ impl JobPlanner {
     }
 
     /// The baseline of one training, plain data parallelism, if it fits.
-    pub(super) fn baseline(&self, hardware: &Hardware, train: usize) -> Option<Priced> {
+    pub(super) fn baseline(&self, hardware: &Hardware, train: usize) -> Option<equal_stages::Baseline> {
         let training = &self.trainings[train];
         let machine = training.machine(hardware).ok()?;
         let hardware = machine.of(System::GpuOnly);
-        let priced = data_parallel((&training.model, hardware), &training.workloads).ok();
-        priced.filter(|priced| priced.cost.fits())
+        let found = data_parallel((&training.model, hardware), &training.workloads).ok();
+        found.filter(equal_stages::Baseline::fits)
     }
 
     /// The plan of one training. Steps are counted, not seconds, so that results do not depend on the load.

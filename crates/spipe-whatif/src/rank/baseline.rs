@@ -1,11 +1,11 @@
-//! Baselines: estimates of closed forms. No plan, trace or export stands behind them, so that they are never ranked.
+//! Baselines: plain data parallelism without a search. They are simulated like plans, and never ranked.
 
 use super::figures::JobFigures;
 use crate::{Candidate, Figures, Job};
 use serde::Serialize;
 use spipe_market::Range;
 
-/// The estimate of one training on one machine by a closed form.
+/// The figures of one training on one machine.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Estimate {
     /// The rate.
@@ -34,7 +34,7 @@ pub struct Baseline {
 }
 
 impl Baseline {
-    /// The figures of a named baseline, given its estimate of each training.
+    /// The figures of a named baseline, given its figures of each training.
     pub fn of(job: &Job, candidate: &Candidate, (system, estimates): (&str, &[Estimate])) -> Self {
         let rates: Vec<(f64, f64, f64)> =
             estimates.iter().map(|estimate| (estimate.tokens_per_second, estimate.gpu_share, 0.0)).collect();

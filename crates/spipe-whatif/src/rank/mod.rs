@@ -44,7 +44,7 @@ pub struct Ranking {
     pub own: Option<usize>,
 }
 
-/// Ranks the machines of a run; the caller, which knows the closed forms, adds the baselines.
+/// Ranks the machines of a run; the caller, which simulates them, adds the baselines.
 pub fn rank((job, sweep): (&Job, &Sweep), run: &Run, ranking: Ranking) -> Table {
     let mut solved: Vec<Solved<'_>> = Vec::new();
     let (mut infeasible, mut failed) = (Vec::new(), Vec::new());

@@ -119,7 +119,7 @@ pub struct Change {
 pub struct Table {
     /// Machines of the table and of the front, by rank.
     pub machines: Vec<Row>,
-    /// The baselines of these machines and of those without a plan; closed forms, which are not ranked.
+    /// The baselines of these machines and of those without a plan, which are not ranked.
     pub baselines: Vec<Baseline>,
     /// Machines without a plan.
     pub infeasible: Vec<Infeasible>,

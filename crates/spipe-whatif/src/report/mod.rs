@@ -19,7 +19,7 @@ use crate::{Job, Objective, Sweep, Table};
 use spipe_market::Date;
 
 /// The kind of figures under the heading of baselines.
-pub const BASELINES: &str = "estimates of a closed form, without plan, trace or export; they are not ranked";
+pub const BASELINES: &str = "plain data parallelism without a search, simulated like a plan; they are not ranked";
 
 /// The subject of a report.
 #[derive(Clone, Copy)]

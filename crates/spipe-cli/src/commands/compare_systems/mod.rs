@@ -53,7 +53,7 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
         all.push(compared(*system, &request, &what.mesh.degrees())?);
     }
     if case.baseline {
-        all.push(baseline(&case.model, case.machine.of(System::GpuOnly), &case.workloads));
+        all.push(baseline(&case.model, case.machine.of(System::GpuOnly), &case.workloads)?);
     }
     output::progress("");
     if let Some(target) = page {

@@ -63,7 +63,7 @@ pub fn page(title: &str, all: &[Compared]) -> String {
         notes: [
             "Each system with the best plan found in its time, simulated. A bubble is named by what the device waits for.",
             "Memories: the largest peak of a GPU and of a socket's DRAM. GPU links: bytes between GPUs and hosts per iteration, both ways.",
-            "A baseline is an estimate of a closed form without overlap; it has no plan, trace or export.",
+            "The baseline is simulated like a plan, without a search: every GPU has the whole model and its share of the batch.",
         ]
         .into_iter()
         .chain(mark(all))

@@ -104,8 +104,8 @@ pub fn human(title: &str, all: &[Compared]) -> String {
     let table = if rows.is_empty() { String::new() } else { format!("{rows}\n\n") };
     format!(
         "{title}\n\n{table}{}Memories are the largest peak of a GPU and of a socket's DRAM. GPU links: bytes between GPUs and hosts per iteration, \
-         both ways. Utilisation: model FLOPs ÷ (peak of all GPUs × iteration). A baseline is an estimate \
-         of a closed form without overlap; it has no plan, trace or export.{}\n",
+         both ways. Utilisation: model FLOPs ÷ (peak of all GPUs × iteration). The baseline is \
+         simulated like a plan, without a search: every GPU has the whole model and its share of the batch.{}\n",
         if reasons.is_empty() { String::new() } else { reasons.concat() + "\n" },
         mark(all).map(|mark| format!(" {mark}")).unwrap_or_default(),
     )

@@ -1,14 +1,11 @@
-//! The configurations of tensor and data parallelism that the options of `spipe baseline tensor-data` describe.
+//! The baselines that the options of `spipe baseline tensor-data` describe.
 
 use super::training;
 use crate::{Failure, args, input};
-use spipe_cost::{ParallelError, Workload};
+use spipe_cost::Workload;
 use spipe_hardware::{Hardware, Runtime};
 use spipe_model::{Attention, Model};
-use spipe_search::{
-    compare::tensor_data::{Degrees, Priced, priced as all_priced},
-    has_foreign_gpus, workloads,
-};
+use spipe_search::{has_foreign_gpus, workloads};
 
 /// The runtime that trains with tensor parallelism on GPUs.
 const FRAMEWORK: &str = "megatron";
@@ -22,12 +19,8 @@ pub fn runtime(what: &args::TensorData, hardware: &Hardware) -> Result<Runtime, 
     }
 }
 
-/// The configurations that were asked for, each with its best size of microbatches, and the first
-/// refusal of one.
-pub fn priced(
-    what: &args::TensorData,
-    (model, hardware): (&Model, &Hardware),
-) -> Result<(Vec<Priced>, Option<ParallelError>), Failure> {
+/// The workloads of all sizes of microbatches.
+pub fn sizes(what: &args::TensorData, model: &Model) -> Result<Vec<Workload>, Failure> {
     let template = Workload {
         mode: input::mode(model, what.mode)?,
         seq_len: input::seq_len(model, what.seq_len)?,
@@ -41,7 +34,5 @@ pub fn priced(
     };
     let template = what.shape.shape(template)?;
     training::check(model, &template)?;
-    let workloads = workloads(template, what.global_batch, &what.microbatch)?;
-    let degrees = Degrees { tensor: what.tensor, data: what.data, recompute: what.recompute.map(Into::into) };
-    Ok(all_priced(degrees, (model, hardware), &workloads)?)
+    Ok(workloads(template, what.global_batch, &what.microbatch)?)
 }
