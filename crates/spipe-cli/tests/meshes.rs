@@ -103,3 +103,19 @@ fn pictures_show_a_lane_for_each_team() {
     let trace = spipe(folder.path(), &["timeline", "trace.json"]);
     assert!(trace.out.contains("gpu4..gpu5.compute × 2"), "{}", trace.out);
 }
+
+/// GPUs that a mesh leaves idle are named with the degrees that leave them.
+#[test]
+fn a_mesh_says_which_gpus_it_leaves_idle_and_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let plan =
+        "plan --model gpt2 --hardware a100-80g-x8-nvlink --global-batch 6 --microbatch 1 --system 1f1b --effort low";
+    for (degrees, why) in [
+        ("--tp 1 --pp 1 --dp 3 --cp 2", "gpu6..gpu7 (the mesh is 1 × 1 × 3 × 2 (tensor, pipeline, data, context))"),
+        ("--tp 2 --pp 1 --dp 3", "gpu6..gpu7 (the mesh is 2 × 1 × 3 (tensor, pipeline, data))"),
+    ] {
+        let made = ran(folder.path(), &format!("{plan} {degrees}"));
+        let idle: Vec<&str> = made.out.lines().filter(|line| line.starts_with("idle: ")).collect();
+        assert!(idle.len() == 1 && idle[0].contains(why), "{degrees}: {}{}", made.out, made.err);
+    }
+}

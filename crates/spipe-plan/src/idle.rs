@@ -29,7 +29,11 @@ impl Plan {
             format!("{} replicas share the batch", placement.mesh.data())
         } else if !mesh.is_single() {
             let (tensor, stages, data) = (mesh.tensor(), mesh.leads().count(), mesh.data());
-            format!("the mesh is {tensor} × {stages} × {data} (tensor, pipeline, data)")
+            let [times, name] = match mesh.context {
+                1 => [String::new(), String::new()],
+                context => [format!(" × {context}"), ", context".to_owned()],
+            };
+            format!("the mesh is {tensor} × {stages} × {data}{times} (tensor, pipeline, data{name})")
         } else if matches!(placement.system, System::GpuOnly | System::Checkpointing | System::CpuOnly) {
             format!("`{}` has no use for them", placement.system)
         } else {

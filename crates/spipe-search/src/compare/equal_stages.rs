@@ -186,9 +186,8 @@ fn baseline(
 /// The simulated iteration of a placement, or its first fault.
 fn times(setting: &Setting, placement: &Placement) -> Result<Times, Diagnostic> {
     let fault = |faults: Faults| faults.iter().next().cloned();
-    match check(&setting.context(), placement).map_err(fault) {
-        Err(Some(fault)) => return Err(fault),
-        Err(None) | Ok(_) => {}
+    if let Err(Some(fault)) = check(&setting.context(), placement).map_err(fault) {
+        return Err(fault);
     }
     let simulation = setting.evaluator().checked_simulation(placement);
     let failed = || Diagnostic::error("the simulation of equal stages runs out of memory");

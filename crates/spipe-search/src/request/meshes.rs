@@ -11,7 +11,10 @@ use super::{
     spelling::Spelling,
 };
 use crate::error::SearchError;
-use spipe_base::{DeviceId, readable::listed};
+use spipe_base::{
+    DeviceId, Diagnostic,
+    readable::{listed, ranges},
+};
 use spipe_cost::{CostError, CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
 use spipe_model::Model;
@@ -164,15 +167,18 @@ impl Degrees {
             return Err(self.without_gpus(hardware, spelling));
         }
         self.check(gpus.len() as u64, (model, hardware), workloads, spelling)?;
-        if let (Some(tensor), Some(pipeline), Some(data)) = (self.tensor, self.pipeline, self.data) {
-            check_mesh(hardware, &self.mesh(&gpus, [tensor, pipeline, data])).map_err(SearchError::Infeasible)?;
+        let fault = |shape| check_mesh(hardware, &self.mesh(&gpus, shape)).err();
+        let unlike = |fault: Diagnostic| SearchError::Infeasible(with_like_gpus(fault, (hardware, &gpus), spelling));
+        if let (Some(tensor), Some(pipeline), Some(data)) = (self.tensor, self.pipeline, self.data)
+            && let Some(fault) = fault([tensor, pipeline, data])
+        {
+            return Err(unlike(fault));
         }
         let all = self.holding((model, hardware), workloads, &gpus);
         if all.is_empty() {
-            let shapes = self.shapes(gpus.len() as u64, model.layers().len() as u64).into_iter().rev();
-            let unlike = shapes.filter_map(|shape| check_mesh(hardware, &self.mesh(&gpus, shape)).err()).next();
-            if let Some(fault) = unlike {
-                return Err(SearchError::Infeasible(fault));
+            let shapes = self.shapes(gpus.len() as u64, model.layers().len() as u64);
+            if let Some(fault) = shapes.into_iter().rev().find_map(fault) {
+                return Err(unlike(fault));
             }
             let message =
                 format!("no mesh of these degrees divides `{}` and its batch on `{}`", model.name(), hardware.name());
@@ -399,6 +405,20 @@ impl Degrees {
             _ => Ok(()),
         }
     }
+}
+
+/// The fault of a mesh; where GPUs are unlike, with those that are like the first one.
+fn with_like_gpus(fault: Diagnostic, (hardware, gpus): (&Hardware, &[DeviceId]), spelling: Spelling) -> Diagnostic {
+    let Some((first, others)) = gpus.split_first() else { return fault };
+    let pair = |other: DeviceId| Mesh { replicas: replicas(&[*first, other], [1, 1, 2]), ..Mesh::default() };
+    let like = others.iter().filter(|other| check_mesh(hardware, &pair(**other)).is_ok());
+    let like: Vec<DeviceId> = std::iter::once(first).chain(like).copied().collect();
+    if like.len() == gpus.len() {
+        return fault;
+    }
+    let names = ranges(like.iter().map(|gpu| hardware.devices()[*gpu].name.as_str())).join(",");
+    Diagnostic::error(fault.message)
+        .hint(format!("teams are of like GPUs: {} has some", spelling.value("devices", names)))
 }
 
 /// The degrees next to `degree`, one below and one above it up to `most`, that divide.
