@@ -21,7 +21,7 @@
 use crate::{AllToAll, CostError, CostTable, LayerTime, Mesh, Rings, Workload, parallel, times::attention_times};
 use spipe_base::{Bytes, DeviceId, Seconds};
 use spipe_hardware::{CollectiveKind, Hardware};
-use spipe_model::{Block, Layer, Model, Precision};
+use spipe_model::{Block, Layer, Model, Operation, Precision};
 
 /// The groups of a mesh that exchange data within passes.
 pub struct Exchanges<'a> {
@@ -61,8 +61,9 @@ impl<'a> Exchanges<'a> {
         table.each_time(|(layer, device), time| {
             let layer = &part.layers()[layer];
             let all = [self.sums(layer), self.blocks_of_keys(layer, device), self.routed(layer)];
-            let [forward, backward] = [0, 1].map(|pass| all.iter().map(|times| times[pass]).sum());
-            exchanging(time, forward, backward)
+            let [forward, backward]: [Seconds; 2] = [0, 1].map(|pass| all.iter().map(|times| times[pass]).sum());
+            let again = layer.as_block().is_some_and(|_| self.workload.recompute_ops.has(Operation::Block));
+            exchanging(time, forward, if again { backward + forward } else { backward })
         });
     }
 

@@ -131,7 +131,7 @@ impl Roofline<'_> {
         let shape =
             AttentionShape { heads: batch.saturating_mul(heads), head_dim, queries: seq_q, keys: seq_k, backward };
         let efficiency = &self.device.efficiency;
-        let share = efficiency.attention.share(kernel, shape, efficiency.largest_share());
+        let share = efficiency.attention.share(kernel, shape, efficiency.largest_share()) * efficiency.sustained;
         let counted = if causal { 0.5 } else { 1.0 } * if backward { 1.25 } else { 1.0 };
         let computing = Seconds::s(op.flops().get() * counted / (peak.get() * share * factor));
         Some(moving.max(computing))

@@ -83,11 +83,13 @@ struct RunFile {
     /// The measured figures.
     #[schemars(with = "MeasuredFile")]
     measured: Spanned<MeasuredFile>,
+    /// Why its errors do not count, if they do not. Such a run may have neither `options` nor `baseline`: it is listed.
+    not_counted: Option<String>,
     /// The source of the figures.
     source: Option<String>,
 }
 
-/// The measured figures of a run: its time, or its rate, or only peaks.
+/// The measured figures of a run: its time, or its rate, or only peaks, or that memory was short.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 struct MeasuredFile {
@@ -96,10 +98,29 @@ struct MeasuredFile {
     iteration: Option<Text<Seconds>>,
     /// The tokens per second of all devices together.
     tokens_per_second: Option<f64>,
-    /// The peak of each memory, such as `gpu0`.
+    /// The peak of each memory, such as `gpu0`; `gpus` is the fullest of all GPUs.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     peak: BTreeMap<String, Text<Bytes>>,
+    /// The quantity that is meant by the peaks of GPUs.
+    #[serde(default)]
+    peak_of: Quantity,
+    /// Whether the run was out of memory.
+    #[serde(default)]
+    out_of_memory: bool,
+}
+
+/// A quantity of memory that is called its peak.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, serde::Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Quantity {
+    /// Tensors (`torch.cuda.max_memory_allocated`).
+    Allocated,
+    /// Blocks of the allocator (`torch.cuda.max_memory_reserved`).
+    Reserved,
+    /// All that the device holds, as `nvidia-smi` shows it.
+    #[default]
+    Device,
 }
 
 /// The measured time of a run.
@@ -128,6 +149,8 @@ pub enum Command {
     Plan(Vec<String>),
     /// `spipe baseline tensor-data` with these options.
     TensorData(Vec<String>),
+    /// No command plans it.
+    Unplanned,
 }
 
 /// A run as its file states it: model, machine and options are still names.
@@ -147,8 +170,14 @@ pub struct Stated {
     pub command: Command,
     /// The measured time, if it is stated.
     pub measured: Option<Measured>,
-    /// The measured peaks, by memory.
+    /// The measured peaks, by memory; `gpus` is the fullest of all GPUs.
     pub peaks: BTreeMap<String, Bytes>,
+    /// The quantity of the peaks.
+    pub quantity: Quantity,
+    /// Whether it was out of memory.
+    pub out_of_memory: bool,
+    /// Why its errors do not count, if they do not.
+    pub not_counted: Option<String>,
     /// The source of the figures.
     pub source: Option<String>,
     places: Places,
@@ -248,8 +277,8 @@ impl Runs {
             (Field::Model, _) => ("model", places.model),
             (Field::Hardware, _) => ("hardware", places.hardware.unwrap_or(places.run)),
             (Field::Runtime, _) => ("runtime", places.runtime.unwrap_or(places.run)),
-            (Field::Command, Command::Plan(_)) => ("options", places.command),
             (Field::Command, Command::TensorData(_)) => ("baseline", places.command),
+            (Field::Command, Command::Plan(_) | Command::Unplanned) => ("options", places.command),
             (Field::Measured, _) => ("measured", places.measured),
         };
         let inner = fault.position.as_ref().map(|position| format!(" ({position})")).unwrap_or_default();
@@ -275,6 +304,7 @@ fn stated(run: RunFile, start: usize, source: Option<&String>) -> Result<Stated,
     let (at, command) = match (run.options, run.baseline) {
         (Some(options), None) => (start_of(options.span()), Command::Plan(options.into_inner())),
         (None, Some(options)) => (start_of(options.span()), Command::TensorData(options.into_inner())),
+        (None, None) if run.not_counted.is_some() => (start, Command::Unplanned),
         (None, None) => return fail(start, "neither `options` nor `baseline` is given", "give one of them"),
         (Some(_), Some(both)) => {
             return fail(start_of(both.span()), "both `options` and `baseline` are given", "keep one of them");
@@ -299,14 +329,17 @@ fn stated(run: RunFile, start: usize, source: Option<&String>) -> Result<Stated,
         (Some(_), Some(_)) => {
             return fail(at, "`measured` has both `iteration` and `tokens-per-second`", "keep one of them");
         }
-        (None, None) if figures.peak.is_empty() => {
-            return fail(at, "`measured` is empty", "give `iteration`, `tokens-per-second` or `peak`");
+        (None, None) if figures.peak.is_empty() && !figures.out_of_memory => {
+            return fail(at, "`measured` is empty", "give `iteration`, `tokens-per-second`, `peak` or `out-of-memory`");
         }
         (None, None) if run.usage == Usage::Fit => {
             return fail(at, "it is to be fitted, and no time is `measured`", "write use = \"predict\"");
         }
         (None, None) => None,
     };
+    if figures.out_of_memory && (measured.is_some() || !figures.peak.is_empty()) {
+        return fail(at, "it was `out-of-memory`, and has a time or a peak", "keep one of them");
+    }
     Ok(Stated {
         name: run.name,
         usage: run.usage,
@@ -316,6 +349,9 @@ fn stated(run: RunFile, start: usize, source: Option<&String>) -> Result<Stated,
         command,
         measured,
         peaks: figures.peak.into_iter().map(|(memory, bytes)| (memory, bytes.0)).collect(),
+        quantity: figures.peak_of,
+        out_of_memory: figures.out_of_memory,
+        not_counted: run.not_counted,
         source: run.source.or_else(|| source.cloned()),
         places,
     })

@@ -55,6 +55,10 @@ pub struct Outcome {
     pub predicted: Seconds,
     /// Measured and predicted peak of each memory with a measured peak, by name.
     pub peaks: Vec<(String, Bytes, Bytes)>,
+    /// Why its errors do not count, if they do not.
+    pub not_counted: Option<String>,
+    /// Whether memory was short in the run itself.
+    pub out_of_memory: bool,
 }
 
 impl Outcome {
@@ -193,7 +197,7 @@ pub fn fit(runs: &[Run], asked: Option<&[String]>, left_out: Vec<LeftOut>) -> Re
 pub fn predicted(runs: &[Run], values: &BTreeMap<String, f64>) -> Result<Vec<Outcome>, FitError> {
     let outcome = |run: &Run| {
         let predicted = iteration(run, values)?;
-        let counted = run.work.peaks();
+        let counted = run.work.peaks(run.stated.quantity);
         let peaks = run.stated.peaks.iter();
         let peak = |(memory, measured): (&String, &Bytes)| Some((memory.clone(), *measured, *counted.get(memory)?));
         Ok(Outcome {
@@ -203,6 +207,8 @@ pub fn predicted(runs: &[Run], values: &BTreeMap<String, f64>) -> Result<Vec<Out
             measured: run.measured(),
             predicted,
             peaks: peaks.filter_map(peak).collect(),
+            not_counted: run.stated.not_counted.clone(),
+            out_of_memory: run.stated.out_of_memory,
         })
     };
     runs.iter().map(outcome).collect()

@@ -37,8 +37,8 @@ mod run;
 pub mod torch;
 
 pub use constants::{ConstantError, Range, Scale, meaning, range, shown, with_constants};
-pub use file::{Command, FORMAT_VERSION, Field, Measured, Runs, RunsFile, Stated, Usage, schema};
+pub use file::{Command, FORMAT_VERSION, Field, Measured, Quantity, Runs, RunsFile, Stated, Usage, schema};
 pub use fit::{Errors, FitError, Fitted, FittedConstant, Outcome, fit, predicted};
 pub use profile::{ErrorOfClass, error_of_class, fitted_file, fitted_runtime};
 pub use report::{Report, report};
-pub use run::{Class, LeftOut, PredictError, Refusal, Run, TensorData, Work, prepared};
+pub use run::{Class, FULLEST, LeftOut, PredictError, Refusal, Run, TensorData, Work, prepared};

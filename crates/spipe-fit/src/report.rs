@@ -1,6 +1,6 @@
 //! The result of a fit as JSON.
 
-use crate::{Errors, Fitted, Outcome, Usage};
+use crate::{Errors, Fitted, LeftOut, Outcome, Usage};
 use serde::Serialize;
 use spipe_base::Bytes;
 use std::collections::BTreeMap;
@@ -33,6 +33,10 @@ struct RunReport {
     measured_ms: Option<f64>,
     predicted_ms: f64,
     error: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_counted: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    out_of_memory: bool,
     measured_gpu_bytes: Option<Bytes>,
     predicted_gpu_bytes: Option<Bytes>,
     peaks: BTreeMap<String, PeakReport>,
@@ -59,6 +63,10 @@ struct ErrorReport {
 struct LeftOutReport {
     name: String,
     reason: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    not_counted: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    as_measured: bool,
 }
 
 impl From<Errors> for ErrorReport {
@@ -87,8 +95,13 @@ pub fn report(fitted: &Fitted, runtime: &str) -> Report {
         fit: fitted.errors(Usage::Fit, None).into(),
         predict: fitted.errors(Usage::Predict, None).into(),
         classes,
-        left_out: left_out.map(|run| LeftOutReport { name: run.name.clone(), reason: run.reason.clone() }).collect(),
+        left_out: left_out.map(left_out_report).collect(),
     }
+}
+
+fn left_out_report(run: &LeftOut) -> LeftOutReport {
+    let LeftOut { name, reason, not_counted, as_measured } = run.clone();
+    LeftOutReport { name, reason, not_counted, as_measured }
 }
 
 fn run_report(run: &Outcome) -> RunReport {
@@ -105,6 +118,8 @@ fn run_report(run: &Outcome) -> RunReport {
         measured_ms: run.measured.map(spipe_base::Seconds::to_ms),
         predicted_ms: run.predicted.to_ms(),
         error: run.error(),
+        not_counted: run.not_counted.clone(),
+        out_of_memory: run.out_of_memory,
         measured_gpu_bytes: gpu.map(|(_, measured, _)| *measured),
         predicted_gpu_bytes: gpu.map(|(.., predicted)| *predicted),
         peaks: run.peaks.iter().map(peak).collect(),

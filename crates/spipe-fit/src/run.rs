@@ -1,6 +1,6 @@
 //! Runs that can be predicted: a plan, or degrees of parallelism, on a machine.
 
-use crate::{ConstantError, Field, Runs, Stated, with_constants};
+use crate::{Command, ConstantError, Field, Quantity, Runs, Stated, with_constants};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds};
 use spipe_cost::{CostTable, Parallelism, Workload};
 use spipe_hardware::{Hardware, MemoryKind};
@@ -150,16 +150,21 @@ impl Work {
         }
     }
 
-    /// Returns the peak of each memory as tools of the system show it, by name: with contexts,
-    /// communicators, buckets, and the share that allocators lose.
-    pub fn peaks(&self) -> BTreeMap<String, Bytes> {
+    /// Returns the peak of each memory, by name, and that of the fullest GPU as [`FULLEST`]. Those of GPUs have what
+    /// `quantity` counts.
+    pub fn peaks(&self, quantity: Quantity) -> BTreeMap<String, Bytes> {
         let hardware = self.hardware();
-        let counted = self.counted_peaks().into_iter();
-        let shown = |(memory, bytes): (String, Bytes)| {
-            let peak = shown_peak(hardware, &memory, bytes);
-            (memory, peak)
-        };
-        counted.map(shown).collect()
+        let mut peaks = BTreeMap::new();
+        for (memory, bytes) in self.counted_peaks() {
+            let Some(kind) = hardware.memory(&memory).map(|id| hardware.memories()[id].kind) else { continue };
+            let peak = shown_peak(hardware, (kind, quantity), bytes);
+            if kind == MemoryKind::Gpu {
+                let fullest = peaks.entry(FULLEST.to_owned()).or_insert(peak);
+                *fullest = peak.max(*fullest);
+            }
+            peaks.insert(memory, peak);
+        }
+        peaks
     }
 
     fn counted_peaks(&self) -> BTreeMap<String, Bytes> {
@@ -180,15 +185,22 @@ impl Work {
     }
 }
 
-/// Returns what the system shows for `memory` if `counted` bytes of it are used.
-fn shown_peak(hardware: &Hardware, memory: &str, counted: Bytes) -> Bytes {
-    let Some(memory) = hardware.memory(memory).map(|id| &hardware.memories()[id]) else { return counted };
+/// The name of the fullest GPU among peaks.
+pub const FULLEST: &str = "gpus";
+
+/// Returns what a tool shows for a memory of this kind if `counted` bytes of it are used: tensors with their buckets, the
+/// blocks that the allocator loses some of, or these with context and communicators.
+fn shown_peak(hardware: &Hardware, (kind, quantity): (MemoryKind, Quantity), counted: Bytes) -> Bytes {
     let runtime = hardware.runtime();
     let gpus = hardware.gpus().count();
-    let (beside, lost) = match memory.kind {
-        MemoryKind::Gpu => (runtime.context(gpus) + runtime.buffers(gpus), runtime.allocator_share()),
-        MemoryKind::Dram => (Bytes::ZERO, runtime.host_share()),
-        MemoryKind::Nvme => (Bytes::ZERO, 0.0),
+    let (beside, lost) = match (kind, quantity) {
+        (MemoryKind::Gpu, Quantity::Allocated) => (runtime.buffers(gpus), 0.0),
+        (MemoryKind::Gpu, Quantity::Reserved) => (runtime.buffers(gpus), runtime.allocator_share()),
+        (MemoryKind::Gpu, Quantity::Device) => {
+            (runtime.context(gpus) + runtime.buffers(gpus), runtime.allocator_share())
+        }
+        (MemoryKind::Dram, _) => (Bytes::ZERO, runtime.host_share()),
+        (MemoryKind::Nvme, _) => (Bytes::ZERO, 0.0),
     };
     if lost > 0.0 { Bytes::from_f64(counted.as_f64() / (1.0 - lost)) + beside } else { counted + beside }
 }
@@ -225,6 +237,10 @@ pub struct LeftOut {
     pub name: String,
     /// The reason.
     pub reason: String,
+    /// Why it would not count, if it would not.
+    pub not_counted: Option<String>,
+    /// Whether memory was short in the run itself.
+    pub as_measured: bool,
 }
 
 /// Finds the work of every run. `prepare` reads model, machine and options of a run, and plans it.
@@ -237,9 +253,19 @@ pub fn prepared(
 ) -> Result<(Vec<Run>, Vec<LeftOut>), Faults> {
     let (mut ready, mut left_out, mut faults) = (Vec::new(), Vec::new(), Faults::new());
     for stated in &runs.runs {
+        let leave = |reason: String| LeftOut {
+            name: stated.name.clone(),
+            reason,
+            not_counted: stated.not_counted.clone(),
+            as_measured: stated.out_of_memory,
+        };
+        if stated.command == Command::Unplanned {
+            left_out.push(leave(stated.not_counted.clone().unwrap_or_default()));
+            continue;
+        }
         match prepare(stated) {
             Ok(work) => {
-                let peaks = work.peaks();
+                let peaks = work.peaks(stated.quantity);
                 for memory in stated.peaks.keys().filter(|memory| !peaks.contains_key(*memory)) {
                     let known: Vec<&str> = peaks.keys().map(String::as_str).collect();
                     let fault = Diagnostic::error(format!("a peak of `{memory}`, of which the run uses nothing"));
@@ -248,7 +274,7 @@ pub fn prepared(
                 }
                 ready.push(Run { stated: stated.clone(), work });
             }
-            Err(Refusal::CannotHold(reason)) => left_out.push(LeftOut { name: stated.name.clone(), reason }),
+            Err(Refusal::CannotHold(reason)) => left_out.push(leave(reason)),
             Err(Refusal::Fault(field, found)) => {
                 found.iter().for_each(|fault| faults.push(runs.fault(stated, field, fault)));
             }

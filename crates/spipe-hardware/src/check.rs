@@ -161,6 +161,7 @@ impl Table<'_, '_> {
         let shares = [
             ("matmul-fraction", efficiency.matmul_fraction, ABOVE_DATA_SHEET),
             ("elementwise-fraction", efficiency.elementwise_fraction, 1.0),
+            ("sustained", efficiency.sustained, 1.0),
         ];
         for (key, share, most) in shares {
             if let Some(share) = share.filter(|share| !(*share > 0.0 && *share <= most)) {

@@ -26,6 +26,8 @@ pub struct Efficiency {
     /// The share of the peak by smallest dimension of a product, ascending; empty if the file does
     /// not state it.
     pub rows: Vec<(f64, f64)>,
+    /// The share of the rates of products and attention in short runs that long ones hold.
+    pub sustained: f64,
     /// The rates of fused attention kernels.
     pub attention: Attention,
     /// Whether the fraction of products is the default of its kind of device.
@@ -97,6 +99,7 @@ impl Efficiency {
             rows: file.map_or_else(Vec::new, |file| {
                 file.rows.iter().map(|rows| f64::from(*rows)).zip(file.fraction.iter().copied()).collect()
             }),
+            sustained: file.and_then(|file| file.sustained).unwrap_or(1.0),
             attention: Attention::default(),
             defaults: matmul.0.is_none(),
         }
@@ -104,13 +107,14 @@ impl Efficiency {
 
     /// Returns the share of the peak that a product reaches whose smallest dimension is `dimension`:
     /// interpolated between the points of the file, proportional to the dimension below the least.
-    /// Without points it is the share of large products times the curve of an A100, its kin.
+    /// Without points it is the share of large products times the curve of an A100, its kin. Long runs hold the part
+    /// that the file states.
     pub fn dimension_share(&self, dimension: u64) -> f64 {
         let least = self.rows.first().map_or(KIN[0].0, |(least, _)| *least);
         let part = (dimension as f64 / least).clamp(LEAST_SHARE, 1.0);
         let kin = || interpolate(KIN.into_iter(), dimension as f64) * self.matmul.fraction / KIN_LARGEST;
         let share = if self.rows.is_empty() { kin() } else { interpolate(self.rows.iter().copied(), dimension as f64) };
-        share * part
+        share * part * self.sustained
     }
 
     /// Returns the share of the peak that the largest products reach.

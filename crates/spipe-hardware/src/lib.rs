@@ -50,7 +50,7 @@ pub use hardware::Hardware;
 pub use network::NetworkFile;
 pub use profiles::shipped;
 pub use runtime::{
-    AttentionKernel, CollectiveKind, CollectiveRates, Constant, FactorsFile, HoldingsFile, HostFile, KernelsFile,
+    AttentionKernel, BackwardPrefetch, CollectiveKind, CollectiveRates, Constant, FactorsFile, HoldingsFile, HostFile, KernelsFile,
     LaunchesFile, LossKernel, NormKernel, ProductRates, Runtime, RuntimeFile, runtime_schema, shipped_runtimes,
 };
 pub use spipe_base::DataType;

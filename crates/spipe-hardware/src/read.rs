@@ -2,7 +2,7 @@
 //! reports each one, substitutes a placeholder, and continues.
 
 use crate::{
-    AttentionFile, AttentionKernel, CollectiveFile, CollectiveKind, CollectiveRates, CopyFile, DataType, DramFile,
+    AttentionFile, AttentionKernel, BackwardPrefetch, CollectiveFile, CollectiveKind, CollectiveRates, CopyFile, DataType, DramFile,
     EfficiencyFile, FactorsFile, FittedFile, GpuFile, HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile,
     LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NetworkFile, NodeFile, NormKernel, NvmeFile, ProductRates,
     RuntimeFile, SocketFile, VectorExtension,
@@ -246,6 +246,7 @@ read_words! {
     NormKernel "kind of elementwise kernels"
     LossKernel "kind of loss"
     CollectiveRates "rate of collectives"
+    BackwardPrefetch "prefetch in the backward"
     CollectiveKind "collective"
 }
 
@@ -458,7 +459,7 @@ tables! {
         elementwise matvec layer_time measured source
     }
     EfficiencyFile "table of efficiencies" {
-        matmul_fraction matmul_startup elementwise_fraction elementwise_startup rows fraction source
+        matmul_fraction matmul_startup elementwise_fraction elementwise_startup rows fraction sustained source
     }
     AttentionFile "table of attention" { length head_64 head_128 flash_2 source }
     LayerTimeFile "layer time" { layer data_type forward backward_input backward_weight replay split }
@@ -472,10 +473,11 @@ tables! {
     RuntimeFile "runtime" { format_version name description host kernels efficiency memory fitted_from measured_systems }
     HostFile "table of the host" { launch iteration waits_for_copies source }
     KernelsFile "table of kernels" {
-        block embedding head per_operation optimizer products attention norms loss collectives source
+        block embedding head per_operation optimizer products attention norms loss collectives
+        backward_prefetch source
     }
     LaunchesFile "table of launches" { forward backward }
-    FactorsFile "table of factors" { products attention links optimizer source }
+    FactorsFile "table of factors" { products attention links optimizer beside_collectives source }
     HoldingsFile "table of memory" {
         context communicators workspaces buckets gathered gradient_copy_bytes allocator_share host_share source
     }

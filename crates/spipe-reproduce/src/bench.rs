@@ -3,11 +3,11 @@
 
 use crate::source::Library;
 use serde::Deserialize;
-use spipe_base::{Bytes, Diagnostic, Faults, SimTime};
+use spipe_base::{Bytes, DeviceId, Diagnostic, Faults, SimTime};
 use spipe_cost::{CostTable, Mode, Workload};
-use spipe_hardware::Hardware;
+use spipe_hardware::{Hardware, NetworkFile};
 use spipe_model::{Model, Precision};
-use spipe_plan::{Context, Placement, StageFootprint, System, check, footprint};
+use spipe_plan::{Context, Mesh, Placement, StageFootprint, System, Team, check, footprint};
 use spipe_schedule::lower;
 use spipe_sim::iteration_time;
 
@@ -72,8 +72,30 @@ impl Judged {
 impl Bench {
     /// Finds the model and the machine of a setting, and computes their costs.
     pub fn new(setting: &Setting, library: Library<'_>) -> Result<Self, Faults> {
-        let model = (library.model)(&setting.model)?;
         let hardware = (library.hardware)(&setting.hardware)?;
+        Self::on(setting, (hardware, Mesh::default()), library)
+    }
+
+    /// The same on `count` teams of `members` GPUs each, over as many computers with a network as they need.
+    pub fn on_teams(
+        setting: &Setting,
+        (members, count): (usize, usize),
+        network: &str,
+        library: Library<'_>,
+    ) -> Result<Self, Faults> {
+        let computer = (library.hardware)(&setting.hardware)?;
+        let nodes = (members * count).div_ceil(computer.gpus().count().max(1));
+        let network = NetworkFile::parse(network).map_err(Diagnostic::error)?;
+        let hardware = if nodes > 1 { computer.on_nodes(nodes as u32, Some(network))? } else { computer };
+        let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu());
+        let gpus: Vec<DeviceId> = gpus.map(|(id, _)| id).collect();
+        let teams: Vec<Team> = gpus.chunks_exact(members).take(count).map(<[DeviceId]>::to_vec).collect();
+        let mesh = Mesh { replicas: vec![teams], ..Mesh::default() };
+        Self::on(setting, (hardware, mesh), library)
+    }
+
+    fn on(setting: &Setting, (hardware, mesh): (Hardware, Mesh), library: Library<'_>) -> Result<Self, Faults> {
+        let model = (library.model)(&setting.model)?;
         let workload = Workload {
             mode: Mode::Train,
             seq_len: setting.seq_len.unwrap_or_else(|| model.seq_len()),
@@ -83,7 +105,7 @@ impl Bench {
             ..Workload::PLAIN
         };
         let cost =
-            CostTable::new(&model, &hardware, &workload).map_err(|error| Diagnostic::error(error.to_string()))?;
+            CostTable::on(&model, &hardware, &workload, &mesh).map_err(|error| Diagnostic::error(error.to_string()))?;
         Ok(Self { model, hardware, cost })
     }
 

@@ -27,7 +27,8 @@ use spipe_base::{BytesPerSecond, Seconds};
 #[derive(Debug, Group)]
 pub struct Reproduce {
     /// A group: zero-bubble, pipeoffload, spipe, superpipeline or spipe-article; one of its tables;
-    /// all; planner: our plans beside the baselines'; or runs: measured runs beside predictions
+    /// all; planner: our plans beside the baselines'; or runs: measured runs beside predictions, all
+    /// or one group of them, such as bigscience
     pub name: String,
     /// Folder for the tables (Markdown, JSON) and pictures (SVG, PNG)
     #[arg(short, long)]

@@ -28,7 +28,7 @@ pub fn run(what: &args::Reproduce, given: &Given, format: Format) -> Result<(), 
         Idle::among(given).options(&["rows"], "to the planner's table", "leave it out").refuse()?;
         return planner(what, format);
     }
-    if what.name == "runs" {
+    if what.name == "runs" || runs::GROUPS.iter().any(|group| group.name == what.name) {
         Idle::among(given)
             .options(&["rows"], "to the measured runs", "use `spipe fit` on a file of other runs")
             .refuse()?;
@@ -120,7 +120,7 @@ fn chosen(what: &args::Reproduce) -> Result<Vec<(&'static Table, String, String)
     Ok(vec![(*table, path.clone(), text)])
 }
 
-/// Predicts the committed measured runs, and writes their page and plots.
+/// Predicts the committed measured runs, or those of one group, and writes their page and plots.
 fn runs(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
     let folder = Path::new(&what.output);
     let reader = measured::Reader {
@@ -138,7 +138,7 @@ fn runs(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
         },
     };
     let mut made = Vec::new();
-    for group in runs::GROUPS {
+    for group in runs::GROUPS.iter().filter(|group| what.name == "runs" || group.name == what.name) {
         made.push(runs::make(group, &|run| measured::prepare(run, &reader))?);
         output::talk(&format!("{}: done", group.name));
     }
@@ -149,8 +149,9 @@ fn runs(what: &args::Reproduce, format: Format) -> Result<(), Failure> {
     }
     let reports: Vec<spipe_fit::Report> = made.iter().map(|one| spipe_fit::report(&one.fitted, &one.runtime)).collect();
     let page = runs::markdown(&made);
-    Target::in_folder(folder, "runs.json")?.write(output::to_json(&reports)?.as_bytes())?;
-    Target::in_folder(folder, "runs.md")?.write(page.as_bytes())?;
+    let file = if what.name == "runs" { "runs".to_owned() } else { format!("runs-{}", what.name) };
+    Target::in_folder(folder, &format!("{file}.json"))?.write(output::to_json(&reports)?.as_bytes())?;
+    Target::in_folder(folder, &format!("{file}.md"))?.write(page.as_bytes())?;
     output::report(format, &page, &reports)
 }
 

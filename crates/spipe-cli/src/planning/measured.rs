@@ -42,6 +42,10 @@ pub fn prepare(run: &Stated, reader: &Reader<'_>) -> Result<Work, Refusal> {
     let work = match &run.command {
         Command::Plan(options) => planned(options, run, (model, hardware, runtime)),
         Command::TensorData(options) => shared(options, run, (model, hardware, runtime)),
+        Command::Unplanned => {
+            let reason = run.not_counted.clone().unwrap_or_default();
+            return Err(Refusal::CannotHold(reason));
+        }
     };
     work.map_err(|failure| refusal(Field::Command, failure))
 }

@@ -9,7 +9,7 @@
 //!
 //! A key that is left out has the value of the runtime `spipe`, which adds nothing to the machine.
 
-use super::words::{AttentionKernel, CollectiveRates, LossKernel, NormKernel, ProductRates};
+use super::words::{AttentionKernel, BackwardPrefetch, CollectiveRates, LossKernel, NormKernel, ProductRates};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use spipe_base::{Bytes, Seconds, Text};
@@ -99,6 +99,9 @@ pub struct KernelsFile {
     /// The rate of collectives.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub collectives: Option<CollectiveRates>,
+    /// When the backward gathers the parameters of the next stage, where they are sharded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub backward_prefetch: Option<BackwardPrefetch>,
     /// The source of these numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
@@ -130,6 +133,9 @@ pub struct FactorsFile {
     /// On the rate of optimizer steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer: Option<f64>,
+    /// On the rate of computation while collectives run beside it, which take multiprocessors and memory bandwidth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub beside_collectives: Option<f64>,
     /// The source of these numbers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,

@@ -16,7 +16,7 @@ mod words;
 
 pub use file::{FactorsFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile, RuntimeFile, runtime_schema};
 pub use shipped::shipped_runtimes;
-pub use words::{AttentionKernel, CollectiveKind, CollectiveRates, LossKernel, NormKernel, ProductRates};
+pub use words::{AttentionKernel, BackwardPrefetch, CollectiveKind, CollectiveRates, LossKernel, NormKernel, ProductRates};
 
 use crate::report::{Report, Source};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds, Text};
@@ -231,6 +231,17 @@ impl Runtime {
         self.kernels().and_then(|kernels| kernels.collectives).unwrap_or(CollectiveRates::Rings)
     }
 
+    /// Returns when the backward gathers the parameters of the next stage.
+    pub fn backward_prefetch(&self) -> BackwardPrefetch {
+        self.kernels().and_then(|kernels| kernels.backward_prefetch).unwrap_or(BackwardPrefetch::Pre)
+    }
+
+    /// Returns the factor on the rate of computation beside collectives.
+    pub fn beside_collectives(&self) -> f64 {
+        let factor = self.file.efficiency.as_ref().and_then(|factors| factors.beside_collectives);
+        factor.unwrap_or(1.0).min(1.0)
+    }
+
     /// Returns the bytes per parameter beside its optimizer state, in 16-bit training.
     pub fn gradient_copy_bytes(&self) -> u64 {
         self.file.memory.as_ref().and_then(|memory| memory.gradient_copy_bytes).unwrap_or(0).into()
@@ -280,6 +291,7 @@ fn check(file: &RuntimeFile, report: &mut Report<'_>) {
         ("attention", factors.attention),
         ("links", factors.links),
         ("optimizer", factors.optimizer),
+        ("beside-collectives", factors.beside_collectives),
     ] {
         if let Some(factor) = factor.filter(|factor| !(*factor > 0.0 && *factor <= LARGEST_FACTOR)) {
             let message = format!("`{key}` is {factor}, expected a factor above 0 and at most {LARGEST_FACTOR}");

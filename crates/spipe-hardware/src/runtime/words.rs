@@ -31,6 +31,17 @@ words! {
 }
 
 words! {
+    /// When the backward gathers the parameters of the next stage, where they are sharded (PyTorch,
+    /// `torch.distributed.fsdp.BackwardPrefetch`).
+    BackwardPrefetch, "prefetch in the backward" {
+        /// Before the gradients of the stage at hand are computed, so that it runs beside them.
+        Pre = "pre",
+        /// After they are computed.
+        Post = "post",
+    }
+}
+
+words! {
     /// The kernels of norms, activation functions and sums.
     NormKernel, "kind of elementwise kernels" {
         /// One kernel for each, which reads and writes once.

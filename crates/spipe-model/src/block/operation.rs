@@ -24,11 +24,13 @@ pub enum Operation {
     Gate,
     /// The other product before the activation function, or the only one.
     Up,
+    /// The whole block: only its input is saved, as by a checkpoint around each block.
+    Block,
 }
 
 /// Names with their operations; the first of each is the one that is printed, the others are those of
 /// Megatron-LM's `--recompute-modules`.
-const NAMES: [(&str, Operation); 14] = [
+const NAMES: [(&str, Operation); 15] = [
     ("attention", Operation::Attention),
     ("norms", Operation::Norms),
     ("activation", Operation::Activation),
@@ -37,6 +39,7 @@ const NAMES: [(&str, Operation); 14] = [
     ("output", Operation::Output),
     ("gate", Operation::Gate),
     ("up", Operation::Up),
+    ("block", Operation::Block),
     ("core_attn", Operation::Attention),
     ("layernorm", Operation::Norms),
     ("norm", Operation::Norms),
@@ -44,6 +47,9 @@ const NAMES: [(&str, Operation); 14] = [
     ("moe", Operation::Mlp),
     ("experts", Operation::Mlp),
 ];
+
+/// The names among them that are printed.
+const OWN: usize = 9;
 
 impl fmt::Display for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -59,7 +65,7 @@ impl FromStr for Operation {
         known.map(|(_, operation)| *operation).ok_or_else(|| {
             let own = NAMES.map(|(name, _)| name);
             let near = similar_word(word, own).map_or(String::new(), |near| format!("; did you mean `{near}`"));
-            format!("unknown operation `{word}` (known: {}){near}", own[..8].join(", "))
+            format!("unknown operation `{word}` (known: {}){near}", own[..OWN].join(", "))
         })
     }
 }
@@ -88,9 +94,9 @@ impl Operations {
         self.0 == 0
     }
 
-    /// Whether the set has `operation`. A whole feed-forward network includes its parts.
+    /// Whether the set has `operation`. A whole feed-forward network includes its parts, and a block everything.
     pub const fn has(self, operation: Operation) -> bool {
-        let own = self.0 & Self::bit(operation) != 0;
+        let own = self.0 & (Self::bit(operation) | Self::bit(Operation::Block)) != 0;
         let part = matches!(operation, Operation::Activation | Operation::Gate | Operation::Up);
         own || part && self.0 & Self::bit(Operation::Mlp) != 0
     }
@@ -117,7 +123,7 @@ impl From<Vec<Operation>> for Operations {
 
 impl From<Operations> for Vec<Operation> {
     fn from(set: Operations) -> Self {
-        let own = NAMES[..8].iter().map(|(_, operation)| *operation);
+        let own = NAMES[..OWN].iter().map(|(_, operation)| *operation);
         own.filter(|operation| set.0 & Operations::bit(*operation) != 0).collect()
     }
 }
@@ -158,5 +164,6 @@ mod tests {
         assert!(mlp.has(Operation::Up) && mlp.has(Operation::Activation) && !mlp.has(Operation::Norms));
         assert_eq!(mlp.shared(some).to_string(), "activation");
         assert_eq!(some.without(mlp.shared(some)).to_string(), "norms");
+        assert_eq!(Operations::of(&[Operation::Block]).shared(some), some);
     }
 }

@@ -10,6 +10,7 @@
 //! mlp          3·f | 2·f; with experts 2·k·h more      products and activation; all experts
 //! qkv          q + 2c, and latent vectors              projections, and the rotation
 //! output       h (none if branches are parallel)       the projection and the sum
+//! block        all but its input                       the whole forward (in the layer)
 //! ```
 //!
 //! The letters are those of the module `block_memory`. Megatron-LM's `--recompute-modules` and selective

@@ -11,7 +11,7 @@ pub use ends::{Contrast, Embedding, Head, PatchEmbedding, Projection};
 pub use profiled::{ProfiledLayer, ProfiledTime};
 
 use crate::{
-    Adaptation, Attention, Batch, Block, LayerWork, Op, Operations, Precision, Recompute, UnetLayer,
+    Adaptation, Attention, Batch, Block, LayerWork, Op, Operation, Operations, Precision, Recompute, UnetLayer,
     layer::ends::loss_bytes, work::product,
 };
 use spipe_base::{Bytes, LayerId};
@@ -215,6 +215,9 @@ impl Layer {
         (batch, precision, attention): (Batch, Precision, Attention),
     ) -> Bytes {
         let LayerKind::Block(block) = &self.kind else { return Bytes::ZERO };
+        if operations.has(Operation::Block) {
+            return self.recomputed(batch, precision, Recompute::Full, attention);
+        }
         let batch = self.batch(batch);
         let bytes = block.unsaved_by(operations, (batch, precision, attention));
         let frozen = self.adaptation.as_ref().map_or(0, |adaptation| adaptation.unsaved(block, batch, precision));
@@ -224,6 +227,7 @@ impl Layer {
     /// Returns the forward of `operations`, which the backward repeats where their outputs are not saved.
     pub fn repeated_work(&self, operations: Operations, batch: Batch) -> Vec<Op> {
         match &self.kind {
+            LayerKind::Block(_) if operations.has(Operation::Block) => self.work_without_adapters(batch).forward,
             LayerKind::Block(block) => block.repeated_work(operations, (self.batch(batch), self.context(batch))),
             _ => Vec::new(),
         }

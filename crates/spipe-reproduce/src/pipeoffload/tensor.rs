@@ -1,13 +1,12 @@
 //! PipeOffload beside interleaved 1F1B with tensor parallelism on the same number of GPUs, from
 //! shapes and the rates of a machine.
 //!
-//! PipeOffload is simulated with the times of whole layers and all activations offloaded. 1F1B is
-//! simulated with the times of layers that a group of GPUs shares; the all-reduces, by the closed
-//! form of tensor parallelism, are spread evenly over its chunks.
+//! PipeOffload is simulated with the times of whole layers and all activations offloaded, 1F1B on a
+//! mesh of teams that share each layer.
 
 use super::{
-    runs::{block_times, costs},
-    schedules::{Schedule, Shape, simulated},
+    runs::costs,
+    schedules::{Schedule, simulated},
 };
 use crate::{
     bench::{Bench, Setting},
@@ -16,10 +15,10 @@ use crate::{
     source::{Library, Source},
 };
 use serde::Deserialize;
-use spipe_base::{Diagnostic, Faults, Seconds, SimTime};
-use spipe_cost::Parallelism;
-use spipe_model::Recompute;
-use spipe_schedule::StageTimes;
+use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange, SimTime};
+use spipe_plan::{Placement, Stage, System};
+use spipe_schedule::lower;
+use spipe_sim::{Iterations, Options, simulate};
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -33,6 +32,8 @@ struct Pair {
     tensor: usize,
     /// Chunks of each such group.
     chunks: usize,
+    /// The network between computers, such as `4x200Gb`.
+    network: String,
     /// The least and the largest speedup of offloading, as published.
     published: [f64; 2],
 }
@@ -59,9 +60,7 @@ fn cells(row: &Pair, library: Library<'_>) -> Result<Vec<Cell>, Faults> {
     let costs = costs(&row.setting, row.devices, library)?;
     let offloading = simulated(Schedule::Offloaded(costs.shape.chunks, row.ratio), costs.shape, &costs.times)?;
     let groups = row.devices / row.tensor;
-    let shape = Shape { devices: groups, chunks: row.chunks, microbatches: costs.shape.microbatches };
-    let sharing = simulated(Schedule::Interleaved, shape, &shared(row, groups * row.chunks, library)?)?;
-    let (fast, slow) = (offloading.span / 1e3, sharing.span / 1e3);
+    let (fast, slow) = (offloading.span / 1e3, on_mesh(row, groups, library)?.to_ms() / 1e3);
     let name =
         format!("{}, {} tokens, {} GPUs", row.setting.model, row.setting.seq_len.unwrap_or_default(), row.devices);
     let ratio = slow / fast;
@@ -76,25 +75,20 @@ fn cells(row: &Pair, library: Library<'_>) -> Result<Vec<Cell>, Faults> {
     ])
 }
 
-/// The times of one of `chunks` chunks whose layers a group of GPUs shares, all-reduces included.
-fn shared(row: &Pair, chunks: usize, library: Library<'_>) -> Result<StageTimes, Faults> {
-    let bench = Bench::new(&row.setting, library)?;
+/// The time of an iteration of interleaved 1F1B on a mesh: `groups` teams of GPUs that share each layer, a layer for each
+/// chunk. Memory is not checked.
+fn on_mesh(row: &Pair, groups: usize, library: Library<'_>) -> Result<SimTime, Faults> {
+    let bench = Bench::on_teams(&row.setting, (row.tensor, groups), &row.network, library)?;
     let context = bench.context();
-    let spread = Parallelism { tensor: row.tensor as u64, data: 1, recompute: Recompute::None };
-    let cost = spread.cost(context.model, context.hardware, context.workload()).map_err(|error| {
-        Diagnostic::error(error.to_string()).hint("use a machine with enough GPUs, and sizes that divide")
-    })?;
-    let microbatches = context.workload().microbatches as f64;
-    let whole = (cost.compute + cost.tensor_reductions).get() / microbatches / chunks as f64;
-    let block = block_times(&bench)?;
-    let parts = [block.forward, block.backward_input, block.backward_weight].map(Seconds::get);
-    let sum: f64 = parts.iter().sum();
-    let time = |part: f64| SimTime::ns((whole * part / sum * 1e9).round() as u64);
-    Ok(StageTimes {
-        forward: time(parts[0]),
-        backward_input: time(parts[1]),
-        backward_weight: time(parts[2]),
-        latency: SimTime::ZERO,
-        weight_gradient_memory: StageTimes::UNIT.get(),
-    })
+    let leads: Vec<DeviceId> = context.mesh().leads().collect();
+    let layers = context.model.layers().len();
+    if layers != groups * row.chunks {
+        let message = format!("{layers} layers are not {} chunks on each of {groups} teams", row.chunks);
+        return Err(Diagnostic::error(message).hint("use as many chunks as layers, embedding and head among them").into());
+    }
+    let stage = |layer: usize| Some(Stage::new(leads[layer % groups], LayerRange::new(layer.into(), layer.into())?));
+    let stages = (0..layers).filter_map(stage);
+    let placement = Placement { mesh: context.mesh().clone(), ..Placement::new(System::Interleaved, stages) };
+    let program = lower(&context, &placement)?;
+    Ok(simulate(&program, &Options { iterations: Iterations::One, ..Options::default() }).trace.iteration)
 }

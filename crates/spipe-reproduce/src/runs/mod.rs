@@ -4,13 +4,17 @@
 //! data/runs/*.toml ─► Runs ─(plans from a function)─► predicted without a fit, and fitted ─► page, plots
 //! ```
 
+pub mod choice;
+pub mod counted;
 mod page;
 
 pub use page::{markdown, scatter};
 
-use spipe_base::{Diagnostic, Faults};
+use choice::{Case, Tried, tried};
+
+use spipe_base::Faults;
 use spipe_fit::{Errors, Fitted, Outcome, Refusal, Run, Runs, Stated, Usage, Work};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A group of committed runs.
 #[derive(Clone, Copy)]
@@ -38,6 +42,12 @@ pub const GROUPS: &[Group] = groups! {
     "bert-large" "BERT-large, baseline of data parallelism (nine GPUs)";
     "mpt-fsdp" "MPT, FSDP (A100, H100)";
     "llama-offload" "Llama 3.1 8B, ZeRO-3 with the optimizer on the CPU (H200, B200)";
+    "bigscience" "BigScience, Megatron-DeepSpeed, 384 GPUs (A100)";
+    "llm-foundry" "LLM Foundry, FSDP on several nodes (H100)";
+    "fms-fsdp" "Foundation Model Stack, FSDP (A100, H100)";
+    "torchtitan" "torchtitan, FSDP2 (A100, H100, H200)";
+    "nanotron" "nanotron, tensor × data × pipeline parallelism (H100)";
+    "others" "Other engines";
 };
 
 macro_rules! files {
@@ -51,17 +61,19 @@ pub const MODELS: &[(&str, &str)] = files! { "models":
     "bert-large-squad" "gpt-1024-12" "gpt-1024-16" "gpt-1024-20" "gpt-1024-24" "gpt-12288-96-2048" "gpt-2048-12"
     "gpt-3072-30-2048" "gpt-6144-40-2048" "gpt-8192-48-2048"
     "gpt-2048-16" "gpt-2048-20" "gpt-2048-24" "mpt-125m" "mpt-30b" "mpt-30b-8192" "mpt-350m"
+    "gpt-4096-50-1024" "gpt-alibi-13824-78-64" "gpt-alibi-13824-78-96" "gpt-alibi-14336-70-64" "gpt-alibi-14336-72-64"
+    "gpt-alibi-14336-82-128" "llama-1b-nanotron" "llama2-34b" "mpt-13b" "mpt-1b"
     "mpt-3b" "mpt-760m" "mpt-7b" "mpt-7b-32768" "mpt-7b-65536" "mpt-7b-8192"
 };
 
 /// The machines of these runs that are not shipped: name and text.
 pub const MACHINES: &[(&str, &str)] = files! { "machines":
-    "a100-40g-x8" "a100-80g-pcie-x2" "a100-80g-sxm-x8" "b200-sxm-x8" "h100-96g-sxm-x8"
+    "a100-40g-x8" "a100-80g-pcie-x2" "a100-80g-sxm-x8" "b200-sxm-x8" "dgx2" "h100-96g-sxm-x8"
     "h100-pcie-x8" "h100-sxm-x8" "h200-sxm-x8" "rtx3090-x4" "rtx4090-x2" "rtxa6000-x8" "v100-16g-x8"
 };
 
 /// The runtimes of these runs that are not shipped: name and text.
-pub const RUNTIMES: &[(&str, &str)] = files! { "runtimes": "deepspeed-liger" "pytorch-llm-foundry" };
+pub const RUNTIMES: &[(&str, &str)] = files! { "runtimes": "deepspeed-liger" "megatron-deepspeed" "pytorch-llm-foundry" };
 
 /// A group with its predictions.
 pub struct Made {
@@ -69,11 +81,13 @@ pub struct Made {
     pub title: &'static str,
     /// The name of the group.
     pub name: &'static str,
-    /// The runtime of all its runs.
+    /// The runtimes of its runs.
     pub runtime: String,
     /// The runs as the shipped machine and runtime predict them.
     pub shipped: Vec<Outcome>,
-    /// The runs with fitted constants.
+    /// The meshes of these runs, where they have some of their own.
+    pub tried: Vec<Option<(Case, Tried)>>,
+    /// The runs with fitted constants; as the shipped ones if none is fitted.
     pub fitted: Fitted,
     /// The sources of the runs.
     pub sources: Vec<String>,
@@ -84,6 +98,11 @@ impl Made {
     pub fn shipped_errors(&self, usage: Option<Usage>) -> Errors {
         let wanted = self.shipped.iter().filter(|run| usage.is_none_or(|usage| run.usage == usage));
         Errors::of(wanted.filter_map(Outcome::error))
+    }
+
+    /// Whether constants were fitted on some of its runs.
+    pub fn is_fitted(&self) -> bool {
+        self.shipped.iter().any(|run| run.usage == Usage::Fit)
     }
 }
 
@@ -96,11 +115,15 @@ pub fn make(group: &Group, prepare: &dyn Fn(&Stated) -> Result<Work, Refusal>) -
     let (ready, left_out) = spipe_fit::prepared(&runs, prepare)?;
     let fault = |error: spipe_fit::FitError| Faults::from(error.diagnostic());
     let shipped = spipe_fit::predicted(&ready, &BTreeMap::new()).map_err(fault)?;
-    let fitted = spipe_fit::fit(&ready, runs.constants.as_deref(), left_out).map_err(fault)?;
-    let runtime = ready.first().map(|run: &Run| run.work.hardware().runtime().name().to_owned());
-    let runtime = runtime.ok_or_else(|| Diagnostic::error(format!("`{}` has no runs", group.name)))?;
+    let fitted = match ready.iter().any(|run| run.stated.usage == Usage::Fit) {
+        true => spipe_fit::fit(&ready, runs.constants.as_deref(), left_out).map_err(fault)?,
+        false => Fitted { constants: Vec::new(), runs: shipped.clone(), left_out },
+    };
+    let runtimes: BTreeSet<&str> = ready.iter().map(|run: &Run| run.work.hardware().runtime().name()).collect();
+    let runtime = runtimes.into_iter().collect::<Vec<_>>().join("`, `");
+    let tried = ready.iter().map(tried).collect();
     let mut sources: Vec<String> = runs.runs.iter().filter_map(|run| run.source.clone()).collect();
     sources.sort();
     sources.dedup();
-    Ok(Made { title: group.title, name: group.name, runtime, shipped, fitted, sources })
+    Ok(Made { title: group.title, name: group.name, runtime, shipped, tried, fitted, sources })
 }

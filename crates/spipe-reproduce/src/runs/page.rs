@@ -1,6 +1,6 @@
 //! The page of measured runs, and its plots.
 
-use super::Made;
+use super::{Made, choice, counted};
 use spipe_base::{
     Bytes,
     readable::{percent, signed_percent},
@@ -21,7 +21,7 @@ const HEAD: &str = "# Measured runs beside predictions\n\nMade by `spipe reprodu
 pub fn markdown(groups: &[Made]) -> String {
     let mut text = String::from(HEAD);
     text += "\n| group | runs | shipped: mean (largest) | fitted runs: mean (largest) | predicted runs: mean (largest) |\n|---|---:|---:|---:|---:|\n";
-    for made in groups {
+    for made in groups.iter().filter(|made| made.is_fitted()) {
         text += &format!(
             "| [{}](#{}) | {} | {} | {} | {} |\n",
             made.name,
@@ -32,6 +32,8 @@ pub fn markdown(groups: &[Made]) -> String {
             summary(made.fitted.errors(Usage::Predict, None)),
         );
     }
+    text += &counted::section(groups);
+    text += &choice::section(groups);
     for made in groups {
         text += &section(made);
     }
@@ -49,6 +51,9 @@ fn section(made: &Made) -> String {
     let mut text = format!("\n<a id=\"{}\"></a>\n## {}\n\n", made.name, made.title);
     text += &format!("Source: {}. Runtime `{}`.\n\n", made.sources.join("; "), made.runtime);
     text += &format!("![measured and predicted](runs-{}.svg)\n\n", made.name);
+    if !made.is_fitted() {
+        return text + &counted::table(made);
+    }
     text += "| constant | meaning | shipped | fitted |\n|---|---|---:|---:|\n";
     for one in &made.fitted.constants {
         let value = one.value.map_or_else(|| "undetermined".into(), |value| shown(one.constant, value));

@@ -96,7 +96,7 @@ impl ShardedLowering<'_> {
     }
 
     /// The flow of a collective to a device from the one before it in a ring or, over computers, in several.
-    fn ring(&mut self, at: usize, (collective, bytes): (Collective, Bytes)) -> Vec<Flow> {
+    pub(super) fn ring(&mut self, at: usize, (collective, bytes): (Collective, Bytes)) -> Vec<Flow> {
         let count = self.devices.len();
         if count == 1 {
             return Vec::new();

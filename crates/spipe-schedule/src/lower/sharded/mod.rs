@@ -12,6 +12,7 @@
 //! A stage that is used again within the window is gathered once: the last stages, whose backward
 //! follows their forward, and the first ones from round to round.
 
+mod beside;
 mod collectives;
 mod from_drives;
 mod optimizer;
@@ -92,6 +93,8 @@ struct ShardedLowering<'a> {
     /// The parameters on their way from drives to gathers.
     loads: Loads,
     arrived: Arrived,
+    /// The backward that the gather at hand waits for.
+    after: Option<ActionId>,
     faults: Faults,
 }
 
@@ -126,6 +129,7 @@ impl<'a> ShardedLowering<'a> {
             shelved: DriveStates::default(),
             loads: Loads::default(),
             arrived: Arrived::default(),
+            after: None,
             faults,
         }
     }
@@ -187,7 +191,8 @@ impl<'a> ShardedLowering<'a> {
             stage.checked_sub(1).and_then(|before| self.outputs[at][before]).map(|input| Access::new(input, 1)),
         );
         let (memory, layers, id, bytes) = (here.memory, part.stage.layers, part.id, part.bytes);
-        let (work, returns) = (StageWork::of(self.context, &part.stage).forward, self.returns(stage));
+        let (mut work, returns) = (StageWork::of(self.context, &part.stage).forward, self.returns(stage));
+        work.0 = work.0 + self.beside_forward(at, stage, work.0);
         let mut new = |content, bytes| self.builder.buffer(content, memory, bytes, Lifetime::Transient);
         let mut writes = vec![Access::new(new(Content::Workspace(id, microbatch), bytes.workspace), 1)];
         if returns {
@@ -254,7 +259,10 @@ impl<'a> ShardedLowering<'a> {
         // The layers are named only if they are not the whole stage.
         let part = self.context.backward_of(layers).filter(|part| *part != layers);
         let what = (ActionKind::Backward, Subject { layers: part, ..Subject::work(id, microbatch) });
-        let backward = self.compute(at, what, work.backward(), (reads, writes));
+        let (time, moved) = work.backward();
+        let time = time + self.beside_backward(at, stage, time + work.recompute.0);
+        let backward = self.compute(at, what, (time, moved), (reads, writes));
+        self.gather_after(at, stage, backward);
         let reduced = &self.participants[at].reduced;
         if let Some(before) = reduced.len().checked_sub(SLOTS).map(|index| reduced[index]) {
             self.slot(before, backward, Anchor::EndToStart, 0);
@@ -300,6 +308,10 @@ impl<'a> ShardedLowering<'a> {
     /// Lets a gather, which begins with `first`, wait for the last use of the stage that it
     /// replaces. Its collective waits for that on all devices.
     fn make_room(&mut self, at: usize, (first, gather): (ActionId, ActionId)) {
+        if let Some(from) = self.after {
+            let (to, anchor, cause) = (first, Anchor::EndToStart, IdleCause::Order);
+            self.builder.edge(Edge { from, to, anchor, distance: 0, lag: SimTime::ZERO, cause });
+        }
         let Some(used) = self.participants[at].replaced else {
             self.participants[at].gathered_first.push(first);
             return;
