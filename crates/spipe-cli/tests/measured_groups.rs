@@ -26,7 +26,8 @@ fn counts(run: &&Value) -> bool {
 
 /// The absolute errors of the times that count, ascending.
 fn errors(runs: &[Value]) -> Vec<f64> {
-    let mut errors: Vec<f64> = runs.iter().filter(counts).filter_map(|run| run["error"].as_f64()).map(f64::abs).collect();
+    let mut errors: Vec<f64> =
+        runs.iter().filter(counts).filter_map(|run| run["error"].as_f64()).map(f64::abs).collect();
     errors.sort_by(f64::total_cmp);
     errors
 }
@@ -68,4 +69,62 @@ fn a_run_that_was_out_of_memory_is_refused() {
     let refused = left_out.iter().find(|run| run["name"].as_str().unwrap().starts_with("M018")).unwrap();
     assert_eq!(refused["as-measured"], true);
     assert!(page.contains("| out of memory | refused: no placement fits"), "{page}");
+}
+
+/// The spans of one GPU of a plan under FSDP, with these words in the runtime of the plan in place of others.
+fn spans((old, new): (&str, &str)) -> Vec<Value> {
+    let folder = tempfile::tempdir().unwrap();
+    let plan = "plan --model llama2-7b --hardware a100-80g-x8-nvlink --runtime pytorch --system fsdp --global-batch 8 --microbatch 1 \
+                --effort low --pin save=1..32 -o p.json";
+    let planned = spipe(folder.path(), plan);
+    assert_eq!(planned.code, Some(0), "{}", planned.err);
+    let text = fs::read_to_string(folder.path().join("p.json")).unwrap();
+    assert!(text.contains(old), "{old}");
+    fs::write(folder.path().join("q.json"), text.replace(old, new)).unwrap();
+    let simulated = spipe(folder.path(), "simulate q.json -o t.json");
+    assert_eq!(simulated.code, Some(0), "{}", simulated.err);
+    let trace: Value = serde_json::from_str(&fs::read_to_string(folder.path().join("t.json")).unwrap()).unwrap();
+    let lanes = trace["lanes"].as_array().unwrap();
+    let of_first =
+        |span: &&Value| lanes[span["lane"].as_u64().unwrap() as usize]["name"].as_str().unwrap().starts_with("gpu0");
+    trace["spans"].as_array().unwrap().iter().filter(of_first).cloned().collect()
+}
+
+/// The times at which spans of this kind begin or end, by stage.
+fn times(spans: &[Value], kind: &str, end: &str) -> Vec<(u64, u64)> {
+    let found = spans.iter().filter(|span| span["kind"] == kind);
+    found.map(|span| (span["subject"]["stage"].as_u64().unwrap(), span[end].as_u64().unwrap())).collect()
+}
+
+#[test]
+fn gathers_wait_for_gradients_where_the_runtime_prefetches_after_them() {
+    // The gathers of backwards that begin beside the backward of the stage behind.
+    let early = |words: (&str, &str)| {
+        let spans = spans(words);
+        let backwards = times(&spans, "backward", "end-ns");
+        let gathers = times(&spans, "all-gather", "start-ns");
+        let first = times(&spans, "backward", "start-ns").iter().map(|(_, start)| *start).min().unwrap();
+        let behind = |stage: u64| backwards.iter().find(|(other, _)| *other == stage + 1).map(|(_, end)| *end);
+        let early = |(stage, start): &&(u64, u64)| *start >= first && behind(*stage).is_some_and(|end| *start < end);
+        gathers.iter().filter(early).count()
+    };
+    // The runtime of a plan is TOML in a string of JSON.
+    let measured = r#"collectives = \"measured\""#;
+    let after = format!(r#"{measured}\nbackward-prefetch = \"post\""#);
+    assert!(early((measured, measured)) > 10);
+    assert_eq!(early((measured, &after)), 0);
+}
+
+#[test]
+fn computation_beside_collectives_takes_longer_by_the_stated_share_at_most() {
+    let durations = |share: &str| -> Vec<u64> {
+        let spans = spans(("beside-collectives = 0.714", &format!("beside-collectives = {share}")));
+        let ends = times(&spans, "backward", "end-ns").into_iter();
+        ends.zip(times(&spans, "backward", "start-ns")).map(|((_, end), (_, start))| end - start).collect()
+    };
+    let (alone, beside) = (durations("1.0"), durations("0.5"));
+    assert_eq!(alone.len(), beside.len());
+    // Two nanoseconds are those of rounding.
+    assert!(alone.iter().zip(&beside).all(|(alone, beside)| alone <= beside && *beside <= 2 * alone + 2));
+    assert!(alone.iter().zip(&beside).filter(|(alone, beside)| alone < beside).count() > 10);
 }

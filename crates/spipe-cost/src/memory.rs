@@ -96,7 +96,12 @@ impl LayerMemory {
                 Recompute::Selective => dropped + repeated.1,
                 Recompute::Full => Bytes::ZERO,
             };
-            when(layer.needs_backward, all.saturating_sub(unheld))
+            // A block that repeats everything keeps its input, whatever else is recomputed.
+            let input = match workload.recompute_ops.has(Operation::Block) {
+                true => layer.saved(batch, precision, Recompute::Full, workload.attention).min(all),
+                false => Bytes::ZERO,
+            };
+            when(layer.needs_backward, all.saturating_sub(unheld).max(input))
         };
         let copies = if precision.bytes() < 4 { runtime.gradient_copy_bytes() } else { 0 };
         let groups = groups(layer, workload, precision);

@@ -187,6 +187,13 @@ fn operations_are_repeated_in_place_of_saved() {
     assert_eq!(both.memory(BLOCK, GPU).saved_selective, plain.memory(BLOCK, GPU).saved_selective);
     assert_eq!(both.memory(BLOCK, GPU).saved, plain.memory(BLOCK, GPU).saved_selective);
     assert!(both.recompute_time(BLOCK, GPU, Recompute::Selective).unwrap().get() < 1e-12);
+    // A block that is repeated as a whole saves its input.
+    let (whole, repeating) = (plain.memory(BLOCK, GPU), table("block", Attention::Fused));
+    let after = repeating.memory(BLOCK, GPU);
+    assert_eq!((after.saved, after.saved_selective), (whole.input, whole.input));
+    assert_eq!(after.workspace - whole.workspace, whole.saved - whole.input);
+    let more = time(&repeating).backward().get() - time(&plain).backward().get();
+    assert!((more / time(&plain).forward.get() - 1.0).abs() < 1e-9, "{more} s");
     // Materialised scores are most of what attention saves.
     let [saving, repeating] = ["", "attention"].map(|names| table(names, Attention::Materialised));
     let less = saving.memory(BLOCK, GPU).saved - repeating.memory(BLOCK, GPU).saved;

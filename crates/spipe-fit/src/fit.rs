@@ -96,9 +96,10 @@ impl Errors {
 }
 
 impl Fitted {
-    /// Returns the errors of the runs of this use, and of this class if one is given.
+    /// Returns the errors of the runs of this use that count, and of this class if one is given.
     pub fn errors(&self, usage: Usage, class: Option<Class>) -> Errors {
-        let wanted = |run: &&Outcome| run.usage == usage && class.is_none_or(|class| run.class == class);
+        let counts = |run: &Outcome| run.usage == usage && run.not_counted.is_none();
+        let wanted = |run: &&Outcome| counts(run) && class.is_none_or(|class| run.class == class);
         Errors::of(self.runs.iter().filter(wanted).filter_map(Outcome::error))
     }
 

@@ -98,12 +98,8 @@ fn one_run_does_not_determine_two_constants() {
 #[test]
 fn a_fitted_profile_carries_constants_and_errors() {
     let wanted = truth(&[(Constant::Products, 0.7)]);
-    let left_out = vec![LeftOut {
-        name: "large".into(),
-        reason: "80 GiB".into(),
-        not_counted: None,
-        as_measured: false,
-    }];
+    let left_out =
+        vec![LeftOut { name: "large".into(), reason: "80 GiB".into(), not_counted: None, as_measured: false }];
     let fitted = fit(&runs(&varied(), &wanted), Some(&[Constant::Products.name().into()]), left_out).unwrap();
     let profile = fitted_file(&machine(), &fitted, ("megatron", "test")).unwrap();
     let again = Hardware::from_toml("fitted.toml", &profile.to_toml()).unwrap();

@@ -240,8 +240,8 @@ pub struct EfficiencyFile {
     /// runtimes whose `products` are by `smallest-dimension`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub fraction: Vec<f64>,
-    /// The share of the measured rates of short runs, in `fraction` and in the table of attention, that training holds
-    /// for hours within the board's power limit; 1 by default.
+    /// The share of the rates of short runs, those of `fraction` and of attention, that training holds for hours within the
+    /// board's power limit; 1 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sustained: Option<f64>,
     /// The source of these numbers.

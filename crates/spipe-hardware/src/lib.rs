@@ -50,8 +50,9 @@ pub use hardware::Hardware;
 pub use network::NetworkFile;
 pub use profiles::shipped;
 pub use runtime::{
-    AttentionKernel, BackwardPrefetch, CollectiveKind, CollectiveRates, Constant, FactorsFile, HoldingsFile, HostFile, KernelsFile,
-    LaunchesFile, LossKernel, NormKernel, ProductRates, Runtime, RuntimeFile, runtime_schema, shipped_runtimes,
+    AttentionKernel, BackwardPrefetch, CollectiveKind, CollectiveRates, Constant, FactorsFile, HoldingsFile, HostFile,
+    KernelsFile, LaunchesFile, LossKernel, NormKernel, ProductRates, Runtime, RuntimeFile, runtime_schema,
+    shipped_runtimes,
 };
 pub use spipe_base::DataType;
 pub use words::VectorExtension;

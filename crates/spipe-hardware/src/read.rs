@@ -2,10 +2,10 @@
 //! reports each one, substitutes a placeholder, and continues.
 
 use crate::{
-    AttentionFile, AttentionKernel, BackwardPrefetch, CollectiveFile, CollectiveKind, CollectiveRates, CopyFile, DataType, DramFile,
-    EfficiencyFile, FactorsFile, FittedFile, GpuFile, HardwareFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile,
-    LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NetworkFile, NodeFile, NormKernel, NvmeFile, ProductRates,
-    RuntimeFile, SocketFile, VectorExtension,
+    AttentionFile, AttentionKernel, BackwardPrefetch, CollectiveFile, CollectiveKind, CollectiveRates, CopyFile,
+    DataType, DramFile, EfficiencyFile, FactorsFile, FittedFile, GpuFile, HardwareFile, HoldingsFile, HostFile,
+    KernelsFile, LaunchesFile, LayerTimeFile, LinkFile, LossKernel, MeasuredFile, NetworkFile, NodeFile, NormKernel,
+    NvmeFile, ProductRates, RuntimeFile, SocketFile, VectorExtension,
     report::{Report, Source},
     words::Word,
 };

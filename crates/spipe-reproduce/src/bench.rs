@@ -76,7 +76,8 @@ impl Bench {
         Self::on(setting, (hardware, Mesh::default()), library)
     }
 
-    /// The same on `count` teams of `members` GPUs each, over as many computers with a network as they need.
+    /// The same on `count` teams of `members` GPUs each, which divide activations too, over as many computers with a
+    /// network as they need.
     pub fn on_teams(
         setting: &Setting,
         (members, count): (usize, usize),
@@ -90,7 +91,7 @@ impl Bench {
         let gpus = hardware.devices().enumerate().filter(|(_, device)| device.is_gpu());
         let gpus: Vec<DeviceId> = gpus.map(|(id, _)| id).collect();
         let teams: Vec<Team> = gpus.chunks_exact(members).take(count).map(<[DeviceId]>::to_vec).collect();
-        let mesh = Mesh { replicas: vec![teams], ..Mesh::default() };
+        let mesh = Mesh { replicas: vec![teams], sequence: true, ..Mesh::default() };
         Self::on(setting, (hardware, mesh), library)
     }
 

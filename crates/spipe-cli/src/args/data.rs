@@ -21,7 +21,7 @@ pub struct DataOptions {
     #[arg(long, value_name = "LENGTHS|FILE")]
     pub lengths: Option<String>,
     /// Operations of blocks whose outputs are recomputed in the backward and not saved: attention, norms,
-    /// activation, mlp, qkv, output, gate, up, separated by commas
+    /// activation, mlp, qkv, output, gate, up, block (all but its input), separated by commas
     #[arg(long, value_name = "OPERATIONS")]
     pub recompute_ops: Option<Operations>,
     /// Kernels of the loss, in place of the runtime's

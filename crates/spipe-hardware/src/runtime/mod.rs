@@ -16,7 +16,9 @@ mod words;
 
 pub use file::{FactorsFile, HoldingsFile, HostFile, KernelsFile, LaunchesFile, RuntimeFile, runtime_schema};
 pub use shipped::shipped_runtimes;
-pub use words::{AttentionKernel, BackwardPrefetch, CollectiveKind, CollectiveRates, LossKernel, NormKernel, ProductRates};
+pub use words::{
+    AttentionKernel, BackwardPrefetch, CollectiveKind, CollectiveRates, LossKernel, NormKernel, ProductRates,
+};
 
 use crate::report::{Report, Source};
 use spipe_base::{Bytes, Diagnostic, Faults, Seconds, Text};

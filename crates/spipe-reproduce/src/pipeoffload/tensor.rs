@@ -18,7 +18,7 @@ use serde::Deserialize;
 use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange, SimTime};
 use spipe_plan::{Placement, Stage, System};
 use spipe_schedule::lower;
-use spipe_sim::{Iterations, Options, simulate};
+use spipe_sim::iteration_time;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -76,7 +76,7 @@ fn cells(row: &Pair, library: Library<'_>) -> Result<Vec<Cell>, Faults> {
 }
 
 /// The time of an iteration of interleaved 1F1B on a mesh: `groups` teams of GPUs that share each layer, a layer for each
-/// chunk. Memory is not checked.
+/// chunk.
 fn on_mesh(row: &Pair, groups: usize, library: Library<'_>) -> Result<SimTime, Faults> {
     let bench = Bench::on_teams(&row.setting, (row.tensor, groups), &row.network, library)?;
     let context = bench.context();
@@ -84,11 +84,16 @@ fn on_mesh(row: &Pair, groups: usize, library: Library<'_>) -> Result<SimTime, F
     let layers = context.model.layers().len();
     if layers != groups * row.chunks {
         let message = format!("{layers} layers are not {} chunks on each of {groups} teams", row.chunks);
-        return Err(Diagnostic::error(message).hint("use as many chunks as layers, embedding and head among them").into());
+        return Err(Diagnostic::error(message)
+            .hint("use as many chunks as layers, embedding and head among them")
+            .into());
     }
     let stage = |layer: usize| Some(Stage::new(leads[layer % groups], LayerRange::new(layer.into(), layer.into())?));
     let stages = (0..layers).filter_map(stage);
     let placement = Placement { mesh: context.mesh().clone(), ..Placement::new(System::Interleaved, stages) };
     let program = lower(&context, &placement)?;
-    Ok(simulate(&program, &Options { iterations: Iterations::One, ..Options::default() }).trace.iteration)
+    iteration_time(&program).ok_or_else(|| {
+        let message = format!("interleaved 1f1b on {groups} teams of {} GPUs is out of memory", row.tensor);
+        Diagnostic::error(message).hint("use more GPUs, or shorter sequences").into()
+    })
 }

@@ -162,12 +162,18 @@ pub fn section(groups: &[Made]) -> String {
         let Some(excess) = Excess::of(&choices) else { continue };
         let [mean, nine_tenths, largest] = [excess.mean, excess.nine_tenths, excess.largest].map(percent);
         text += &format!("| {name} | {} | {mean} | {nine_tenths} | {largest} |\n", excess.count);
-        tables += &format!("\n{name}:\n\n| model, tokens | GPUs | batch | meshes | chosen | best | excess |\n|---|---:|---:|---:|---|---|---:|\n");
+        tables += &format!(
+            "\n{name}:\n\n| model, tokens | GPUs | batch | meshes | chosen | best | excess |\n|---|---:|---:|---:|---|---|---:|\n"
+        );
         for choice in &choices {
             let Case { model, seq_len, gpus, global_batch } = &choice.case;
-            let [chosen, best] = [choice.chosen, choice.best].map(|(tried, time)| format!("{tried}: {:.1} ms", time.to_ms()));
+            let [chosen, best] =
+                [choice.chosen, choice.best].map(|(tried, time)| format!("{tried}: {:.1} ms", time.to_ms()));
             let excess = percent(choice.excess());
-            tables += &format!("| {model}, {seq_len} | {gpus} | {global_batch} | {} | {chosen} | {best} | {excess} |\n", choice.count);
+            tables += &format!(
+                "| {model}, {seq_len} | {gpus} | {global_batch} | {} | {chosen} | {best} | {excess} |\n",
+                choice.count
+            );
         }
     }
     text + &tables
@@ -177,3 +183,35 @@ pub fn section(groups: &[Made]) -> String {
 const HEAD: &str = "\n<a id=\"choice\"></a>\n## Choice of a mesh\n\nOf the measured meshes and microbatches of one model, batch and number of GPUs, the one that is \
                     predicted to be fastest without a fit. The excess is its measured time over that of the best, less one.\n\n\
                     | runs | cases | mean excess | nine of ten at most | largest |\n|---|---:|---:|---:|---:|\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CASE: fn() -> Case = || Case { model: "gpt2".into(), seq_len: 1024, gpus: 8, global_batch: 16 };
+
+    fn tried(tensor: u64, microbatch: u64) -> Tried {
+        Tried { tensor, pipeline: 1, data: 8 / tensor, microbatch }
+    }
+
+    #[test]
+    fn the_chosen_mesh_is_predicted_to_be_fastest_and_judged_by_its_measured_time() {
+        // Predicted and measured; the second mesh was measured twice.
+        let all = [
+            (tried(1, 2), vec![[9.0, 11.0]]),
+            (tried(2, 2), vec![[10.0, 9.0], [10.0, 11.0]]),
+            (tried(2, 1), vec![[11.0, 30.0]]),
+        ];
+        let found = choice(&CASE(), &all.into()).unwrap();
+        assert_eq!((found.chosen.0, found.best.0, found.count), (tried(1, 2), tried(2, 2), 3));
+        assert!((found.excess() - 0.1).abs() < 1e-12);
+        let excess = Excess::of(&[found]).unwrap();
+        assert_eq!((excess.count, excess.mean, excess.nine_tenths), (1, excess.largest, excess.largest));
+    }
+
+    #[test]
+    fn microbatches_of_one_mesh_are_no_choice() {
+        let all = [(tried(1, 1), vec![[1.0, 1.0]]), (tried(1, 2), vec![[2.0, 2.0]])];
+        assert!(choice(&CASE(), &all.into()).is_none());
+    }
+}

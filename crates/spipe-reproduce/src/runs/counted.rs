@@ -1,7 +1,10 @@
 //! The errors of groups that are only predicted: of the runs that count, by source.
 
 use super::Made;
-use spipe_base::{Bytes, readable::{percent, signed_percent}};
+use spipe_base::{
+    Bytes,
+    readable::{percent, signed_percent},
+};
 use spipe_fit::Outcome;
 
 /// The errors of the counted runs of a group, as fractions.
@@ -78,7 +81,9 @@ fn line(name: &str, groups: &[&Made]) -> String {
 
 /// Returns the table of the runs of a group.
 pub fn table(made: &Made) -> String {
-    let mut text = String::from("| run | measured, ms | predicted, ms | error | peak: measured, predicted | not counted because |\n|---|---:|---:|---:|---|---|\n");
+    let mut text = String::from(
+        "| run | measured, ms | predicted, ms | error | peak: measured, predicted | not counted because |\n|---|---:|---:|---:|---|---|\n",
+    );
     for run in &made.shipped {
         let peak = |(_, measured, predicted): &(String, Bytes, Bytes)| {
             format!("{measured}, {predicted} ({})", signed_percent(error(*measured, *predicted)))
@@ -107,3 +112,35 @@ const HEAD: &str = "\n<a id=\"counted\"></a>\n## Runs that are only predicted\n\
                     in 16 bits on at least eight GPUs; the others are listed with their reason. Peaks are of the quantity that the source names.\n\n\
                     | group | counted runs | median error | within 30 % | peaks: mean error (runs) | out of memory: refused | not counted |\n\
                     |---|---:|---:|---:|---:|---:|---|\n";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use spipe_base::Seconds;
+    use spipe_fit::{Class, Usage};
+
+    fn run(predicted: f64, peak: u64, not_counted: Option<&str>) -> Outcome {
+        Outcome {
+            name: "one".into(),
+            usage: Usage::Predict,
+            class: Class::OneGpu,
+            measured: Some(Seconds::s(10.0)),
+            predicted: Seconds::s(predicted),
+            peaks: vec![("gpus".into(), Bytes::gib(10), Bytes::gib(peak))],
+            not_counted: not_counted.map(Into::into),
+            out_of_memory: false,
+        }
+    }
+
+    #[test]
+    fn runs_that_do_not_count_are_beside_the_errors() {
+        let runs = [run(11.0, 9, None), run(6.0, 12, None), run(12.9, 10, None), run(99.0, 99, Some("fp8"))];
+        let counted = Counted::of(runs.iter());
+        assert_eq!((counted.runs, counted.peaks), (3, 3));
+        for (figure, wanted) in [(counted.median, 0.29), (counted.within, 2.0 / 3.0), (counted.peak_error, 0.1)] {
+            assert!((figure - wanted).abs() < 1e-9, "{figure}, not {wanted}");
+        }
+        let two = Counted::of(runs[..2].iter());
+        assert!((two.median - 0.25).abs() < 1e-9);
+    }
+}

@@ -36,7 +36,7 @@ macro_rules! groups {
 /// All groups, in the order of the page.
 pub const GROUPS: &[Group] = groups! {
     "megatron-pipeline" "Megatron-DeepSpeed, pipelines of 2 and 4 (A100)";
-    "megatron-tensor-data" "Megatron-DeepSpeed, baseline of tensor × data parallelism (A100)";
+    "megatron-tensor-data" "Megatron-DeepSpeed, tensor × data parallelism on one node (A100)";
     "megatron-mixed" "Megatron-DeepSpeed, tensor × data × pipeline parallelism on one node (A100)";
     "megatron-clusters" "Megatron-DeepSpeed, 64 to 512 GPUs (A100)";
     "bert-large" "BERT-large, baseline of data parallelism (nine GPUs)";
@@ -73,7 +73,8 @@ pub const MACHINES: &[(&str, &str)] = files! { "machines":
 };
 
 /// The runtimes of these runs that are not shipped: name and text.
-pub const RUNTIMES: &[(&str, &str)] = files! { "runtimes": "deepspeed-liger" "megatron-deepspeed" "pytorch-llm-foundry" };
+pub const RUNTIMES: &[(&str, &str)] =
+    files! { "runtimes": "deepspeed-liger" "megatron-deepspeed" "pytorch-llm-foundry" };
 
 /// A group with its predictions.
 pub struct Made {

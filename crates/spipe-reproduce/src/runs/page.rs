@@ -12,8 +12,8 @@ use spipe_timeline::{Axis, Plot, Scale, Series};
 const BAND: f64 = 0.10;
 
 /// The beginning of the page.
-const HEAD: &str = "# Measured runs beside predictions\n\nMade by `spipe reproduce runs`. Each group has runs on which constants of its runtime are \
-                    fitted, and runs that are only predicted. Errors are (predicted − measured) ÷ measured; the shipped column is without any \
+const HEAD: &str = "# Measured runs beside predictions\n\nMade by `spipe reproduce runs`. Each group of the first table has runs on which constants of its runtime are \
+                    fitted, and runs that are only predicted; [those of other engines](#counted) are all predicted without a fit. Errors are (predicted − measured) ÷ measured; the shipped column is without any \
                     fit. Groups of a baseline are predicted by the closed form of tensor and data parallelism, all others by simulated plans. The rows are \
                     in `crates/spipe-reproduce/data/runs`.\n";
 
@@ -100,12 +100,13 @@ fn peaks(run: &Outcome) -> String {
 
 /// Returns a plot of measured and predicted iteration times, with a band of 10 %.
 pub fn scatter(title: &str, fitted: &Fitted) -> Plot {
-    let points = |usage: Usage| -> Vec<(f64, f64)> {
-        let runs = fitted.runs.iter().filter(|run| run.usage == usage);
+    let points = |wanted: &dyn Fn(&Outcome) -> bool| -> Vec<(f64, f64)> {
+        let runs = fitted.runs.iter().filter(|run| wanted(run));
         runs.filter_map(|run| Some((run.measured?.to_ms(), run.predicted.to_ms()))).collect()
     };
-    let (fit, predict) = (points(Usage::Fit), points(Usage::Predict));
-    let all = || fit.iter().chain(&predict).map(|(measured, _)| *measured);
+    let of = |usage: Usage| points(&|run| run.usage == usage && run.not_counted.is_none());
+    let (fit, predict, others) = (of(Usage::Fit), of(Usage::Predict), points(&|run| run.not_counted.is_some()));
+    let all = || fit.iter().chain(&predict).chain(&others).map(|(measured, _)| *measured);
     let (least, most) = (all().fold(f64::INFINITY, f64::min), all().fold(0.0, f64::max));
     let edge = |factor: f64| vec![(least, least * factor), (most, most * factor)];
     let note = |what: &str, usage: Usage| {
@@ -118,10 +119,12 @@ pub fn scatter(title: &str, fitted: &Fitted) -> Plot {
     let axis = |label: &str| Axis { label: label.into(), scale: Scale::Logarithmic };
     let points_of = |name: &str, points: Vec<(f64, f64)>| Series { name: name.into(), line: Vec::new(), points };
     let edge_of = |name: &str, factor| Series { name: name.into(), line: edge(factor), points: Vec::new() };
-    let mut series: Vec<Series> = [points_of("fitted runs", fit.clone()), points_of("predicted runs", predict.clone())]
-        .into_iter()
-        .filter(|series| !series.points.is_empty())
-        .collect();
+    let mut series: Vec<Series> =
+        [("fitted runs", &fit), ("predicted runs", &predict), ("predicted, not counted", &others)]
+            .into_iter()
+            .filter(|(_, points)| !points.is_empty())
+            .map(|(name, points)| points_of(name, points.clone()))
+            .collect();
     if least.is_finite() {
         series.extend([edge_of("10 % slower", 1.0 + BAND), edge_of("10 % faster", 1.0 - BAND)]);
     }
