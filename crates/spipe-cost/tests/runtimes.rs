@@ -132,7 +132,7 @@ proptest! {
     fn costs_are_monotone(launch in 0.0..1e-4f64, more in 0.0..1e-4f64, factor in 0.2..1.0f64) {
         let plain = Runtime::shipped("pytorch").unwrap().with_constant(Constant::Launch, launch).unwrap();
         let slower = plain.with_constant(Constant::Launch, launch + more).unwrap();
-        let weaker = plain.with_constant(Constant::Products, factor).unwrap();
+        let weaker = plain.with_constant(Constant::Products, factor * plain.constant(Constant::Products)).unwrap();
         let before = table(&plain);
         for other in [table(&slower), table(&weaker)] {
             for layer in before.layers() {

@@ -17,8 +17,8 @@ const MEASURED: [&str; 6] = ["rtx3090", "rtx4090", "rtx-a6000", "v100-", "a100-"
 /// The most GPUs of a measured training on one computer.
 const MOST_GPUS: u32 = 16;
 
-/// The GPUs whose trainings were measured on several nodes, and the most of them.
-const ON_NODES: (&str, u32) = ("a100-", 512);
+/// The GPUs whose trainings were measured on several nodes, and the most of each.
+const ON_NODES: [(&str, u32); 2] = [("a100-", 512), ("h100-", 128)];
 
 /// The longest sequences of a measured training, in tokens.
 const LONGEST: u64 = 65_536;
@@ -31,12 +31,13 @@ pub(crate) fn outside(job: &Job, candidate: &Candidate) -> Vec<String> {
         remarks.push(format!("no training on `{gpu}` was compared with its prediction"));
     }
     let (nodes, all) = (candidate.machine.nodes, choice.gpus * candidate.machine.nodes);
-    let (like, most) = ON_NODES;
+    let most = |gpu: &String| ON_NODES.iter().find(|(like, _)| gpu.starts_with(like)).map(|(_, most)| *most);
+    let most = choice.gpu.as_ref().filter(|_| nodes > 1).map(most);
     match &choice.gpu {
-        Some(gpu) if nodes > 1 && !gpu.starts_with(like) => {
+        Some(gpu) if most == Some(None) => {
             remarks.push(format!("no training on several nodes of `{gpu}` was compared with its prediction"));
         }
-        _ if all > if nodes > 1 { most } else { MOST_GPUS } => {
+        _ if all > most.flatten().unwrap_or(MOST_GPUS) => {
             remarks.push(format!("no training on {all} GPUs was compared with its prediction"));
         }
         _ => {}
