@@ -243,6 +243,18 @@ pub struct LeftOut {
     pub as_measured: bool,
 }
 
+impl LeftOut {
+    /// Returns its name and why it is left out, in words.
+    pub fn remark(&self) -> String {
+        let Self { name, reason, not_counted, as_measured } = self;
+        match as_measured {
+            true => format!("`{name}` is refused, and was out of memory ({reason})"),
+            false if not_counted.as_ref() == Some(reason) => format!("`{name}` is listed alone ({reason})"),
+            false => format!("`{name}` is left out: its machine cannot hold it ({reason})"),
+        }
+    }
+}
+
 /// Finds the work of every run. `prepare` reads model, machine and options of a run, and plans it.
 ///
 /// # Errors

@@ -33,6 +33,10 @@ fn faults_name_their_run() {
         (GOOD.replace("iteration = \"10 ms\"", "tokens-per-second = nan"), "tokens per second are not above zero"),
         (GOOD.replace("iteration = \"10 ms\"", ""), "run `one`: `measured` is empty"),
         (GOOD.replace("iteration = \"10 ms\"", "peak = { gpu0 = \"1 GiB\" }"), "no time is `measured`"),
+        (
+            GOOD.replace("\"10 ms\" }", "\"10 ms\", out-of-memory = true }"),
+            "it was `out-of-memory`, and has a time or a peak",
+        ),
         (GOOD.replace("\"10 ms\" }", "\"10 ms\", tokens-per-second = 1.0 }"), "both `iteration` and"),
         (GOOD.replace("options = [\"--global-batch\", \"8\"]", ""), "neither `options` nor `baseline`"),
         (both.into(), "both `options` and `baseline`"),
@@ -45,6 +49,19 @@ fn faults_name_their_run() {
     }
     assert!(Runs::read("r.toml", "format-version = 2\n").unwrap_err().to_string().contains("format version 2"));
     assert!(Runs::read("r.toml", "format-version = 1\n").unwrap_err().to_string().contains("no runs"));
+}
+
+#[test]
+fn runs_that_do_not_count_need_no_options_and_peaks_have_a_quantity() {
+    let listed = GOOD.replace("options = [\"--global-batch\", \"8\"]", "not-counted = \"the batch is not stated\"");
+    let run = &Runs::read("runs.toml", &one(&listed)).unwrap().runs[0];
+    assert_eq!((&run.command, run.not_counted.as_deref()), (&Command::Unplanned, Some("the batch is not stated")));
+    let short =
+        GOOD.replace("iteration = \"10 ms\"", "out-of-memory = true").replace("model", "use = \"predict\"\nmodel");
+    assert!(Runs::read("runs.toml", &one(&short)).unwrap().runs[0].out_of_memory);
+    let reserved = GOOD.replace("\"10 ms\" }", "\"10 ms\", peak = { gpus = \"1 GiB\" }, peak-of = \"reserved\" }");
+    let run = &Runs::read("runs.toml", &one(&reserved)).unwrap().runs[0];
+    assert_eq!((run.quantity, run.peaks.len()), (spipe_fit::Quantity::Reserved, 1));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use spipe_fit::{Class, Errors, Fitted, Outcome, Usage, meaning, shown, torch::Pr
 pub fn human(fitted: &Fitted, runtime: &str, output: Option<&str>) -> String {
     let mut text = format!("{}\n\n{}\n\n{}\n", runs(fitted), constants(fitted), errors(fitted));
     for run in &fitted.left_out {
-        text += &format!("Run `{}` is left out: its machine cannot hold it ({}).\n", run.name, run.reason);
+        text += &format!("Run {}.\n", run.remark());
     }
     if let Some(path) = output {
         text += &format!("Profile written to {path}; its constants are used with `--runtime {runtime}`.\n");

@@ -69,7 +69,7 @@ fn section(made: &Made) -> String {
         text += &row(shipped, fitted);
     }
     for run in &made.fitted.left_out {
-        text += &format!("\n`{}` is left out: its machine cannot hold it ({}).\n", run.name, run.reason);
+        text += &format!("\n{}.\n", run.remark());
     }
     text
 }
