@@ -2,6 +2,8 @@
 
 #[path = "meshes/divided.rs"]
 mod divided;
+#[path = "meshes/groups.rs"]
+mod groups;
 
 use spipe_base::{DeviceId, LayerRange, SimTime};
 use spipe_cost::{Mode, Parallelism, Workload};

@@ -27,6 +27,15 @@ pub fn grouped(number: u64) -> String {
     groups.join(" ")
 }
 
+/// The numbers next to `number` that satisfy `divides`, one below and one above it up to `most`: `4 or 8`; `1` if there
+/// are none.
+pub fn nearest(number: u64, most: u64, divides: impl Fn(u64) -> bool) -> String {
+    let below = (1..number).rev().find(|other| divides(*other));
+    let above = (number.saturating_add(1)..=most).find(|other| divides(*other));
+    let both: Vec<String> = below.iter().chain(&above).map(u64::to_string).collect();
+    if both.is_empty() { "1".into() } else { both.join(" or ") }
+}
+
 /// A rate: a whole number with its thousands apart, or two decimals below ten.
 pub fn per_second(rate: f64) -> String {
     if rate < 9.95 { format!("{rate:.2}") } else { grouped(rate.round() as u64) }

@@ -64,10 +64,17 @@ pub enum Sharding {
         /// The gathered stages of a replica, those used last and those being gathered: at least 2, 2 by default.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         resident: Option<u64>,
+        /// The replicas of a group, which have one copy of everything among them; all by default. Groups add up their
+        /// gradients (hybrid sharding, Zhao et al. 2023, arXiv 2304.11277, section 3.2.2).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        group: Option<u64>,
     },
 }
 
 impl Sharding {
+    /// Parameters, gradients and optimizer state of all replicas, with the fewest gathered stages.
+    pub const PARAMETERS: Self = Self::Parameters { resident: None, group: None };
+
     /// The name in plan files and options.
     pub const fn name(&self) -> &'static str {
         match self {

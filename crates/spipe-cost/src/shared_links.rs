@@ -11,21 +11,24 @@ use std::{
 /// The loads of the links among devices that do the same, in ms per byte.
 #[derive(Debug)]
 pub struct SharedLinks {
-    /// By device, the time of a byte that it receives in equal parts in each of its rings, on the slowest link.
+    /// By device, the time of a byte that it receives in equal parts in each ring of its group, on the slowest link.
     pub slowest: Vec<f64>,
-    /// The links with unlike loads: those by a byte that each device receives in its rings, by one that it receives from
-    /// the host memory near it, and by one that it sends there.
-    pub loads: Vec<(LinkId, [f64; 3])>,
+    /// The same in the rings of the devices with the same shard, one of each group.
+    pub slowest_sums: Vec<f64>,
+    /// The links with unlike loads: those by a byte that each device receives in the rings of its group, by one that it
+    /// receives from the host memory near it, by one that it sends there, and by one that it receives from other groups.
+    pub loads: Vec<(LinkId, [f64; 4])>,
 }
 
 impl SharedLinks {
-    fn of(hardware: &Hardware, devices: &[DeviceId]) -> Self {
+    /// The links among `devices` in groups of `size`.
+    fn of(hardware: &Hardware, devices: &[DeviceId], size: usize) -> Self {
         let memory = |device: DeviceId| hardware.devices()[device].memory;
-        let mut into: BTreeMap<DeviceId, Vec<[MemoryId; 2]>> = BTreeMap::new();
-        for [from, to] in rings(hardware, devices).iter().flat_map(|ring| hops(ring)) {
-            into.entry(to).or_default().push([memory(from), memory(to)]);
-        }
-        let mut loads: BTreeMap<LinkId, [f64; 3]> = BTreeMap::new();
+        let groups = devices.chunks(size).map(<[DeviceId]>::to_vec);
+        let mut into = hops_into(hardware, groups);
+        let same = (0..size).map(|shard| devices.iter().skip(shard).step_by(size).copied().collect());
+        let mut across = hops_into(hardware, same);
+        let mut loads: BTreeMap<LinkId, [f64; 4]> = BTreeMap::new();
         let mut load = |ends: [MemoryId; 2], kind: usize, bytes: f64| {
             let times = link_times(hardware, ends).map(|(link, time)| (link, time * bytes));
             times.fold(0.0, |slowest: f64, (link, time)| {
@@ -33,11 +36,13 @@ impl SharedLinks {
                 slowest.max(time)
             })
         };
-        let mut slowest = Vec::with_capacity(devices.len());
+        let (mut slowest, mut slowest_sums) = (Vec::with_capacity(devices.len()), Vec::with_capacity(devices.len()));
         for device in devices {
-            let hops = into.remove(device).unwrap_or_default();
-            let part = 1.0 / hops.len() as f64;
-            slowest.push(hops.into_iter().map(|ends| load(ends, 0, part)).fold(0.0, f64::max));
+            for (kind, into, slowest) in [(0, &mut into, &mut slowest), (3, &mut across, &mut slowest_sums)] {
+                let hops = into.remove(device).unwrap_or_default();
+                let part = 1.0 / hops.len() as f64;
+                slowest.push(hops.into_iter().map(|ends| load(ends, kind, part)).fold(0.0, f64::max));
+            }
             if let Some(host) = hardware.host_memory(*device) {
                 load([host, memory(*device)], 1, 1.0);
                 load([memory(*device), host], 2, 1.0);
@@ -45,8 +50,23 @@ impl SharedLinks {
         }
         let mut seen = BTreeSet::new();
         let unlike = loads.into_iter().filter(|(_, load)| seen.insert(load.map(f64::to_bits))).collect();
-        Self { slowest, loads: unlike }
+        Self { slowest, slowest_sums, loads: unlike }
     }
+}
+
+/// By device, the ends of its hops in the rings of its group.
+fn hops_into(
+    hardware: &Hardware,
+    groups: impl Iterator<Item = Vec<DeviceId>>,
+) -> BTreeMap<DeviceId, Vec<[MemoryId; 2]>> {
+    let memory = |device: DeviceId| hardware.devices()[device].memory;
+    let mut into: BTreeMap<DeviceId, Vec<[MemoryId; 2]>> = BTreeMap::new();
+    for ring in groups.flat_map(|group| rings(hardware, &group)) {
+        for [from, to] in hops(&ring) {
+            into.entry(to).or_default().push([memory(from), memory(to)]);
+        }
+    }
+    into
 }
 
 /// The links of a route with the time of a byte on each, in ms; none within a memory.
@@ -58,7 +78,7 @@ fn link_times(hardware: &Hardware, [from, to]: [MemoryId; 2]) -> impl Iterator<I
 
 /// The links among lists of devices of one machine, each computed once. A copy begins anew.
 #[derive(Debug, Default)]
-pub(crate) struct KnownLinks(Mutex<Vec<(Vec<DeviceId>, Arc<SharedLinks>)>>);
+pub(crate) struct KnownLinks(Mutex<Vec<((Vec<DeviceId>, usize), Arc<SharedLinks>)>>);
 
 impl Clone for KnownLinks {
     fn clone(&self) -> Self {
@@ -67,14 +87,14 @@ impl Clone for KnownLinks {
 }
 
 impl KnownLinks {
-    /// The links among `devices`.
-    pub fn among(&self, hardware: &Hardware, devices: &[DeviceId]) -> Arc<SharedLinks> {
+    /// The links among `devices` in groups of `size`, at least one.
+    pub fn among(&self, hardware: &Hardware, (devices, size): (&[DeviceId], usize)) -> Arc<SharedLinks> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, links)) = known.iter().find(|(of, _)| of == devices) {
+        if let Some((_, links)) = known.iter().find(|((of, groups), _)| of == devices && *groups == size) {
             return Arc::clone(links);
         }
-        let links = Arc::new(SharedLinks::of(hardware, devices));
-        known.push((devices.to_vec(), Arc::clone(&links)));
+        let links = Arc::new(SharedLinks::of(hardware, devices, size.max(1)));
+        known.push(((devices.to_vec(), size), Arc::clone(&links)));
         links
     }
 }

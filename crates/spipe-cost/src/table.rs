@@ -249,9 +249,9 @@ impl CostTable {
             && self.bandwidths[one] == self.bandwidths[other]
     }
 
-    /// Returns the links among `devices` of the table's machine, which share all layers.
-    pub fn shared_links(&self, hardware: &Hardware, devices: &[DeviceId]) -> Arc<SharedLinks> {
-        self.links.among(hardware, devices)
+    /// Returns the links among devices of the table's machine, which share all layers in groups of this size.
+    pub fn shared_links(&self, hardware: &Hardware, groups: (&[DeviceId], usize)) -> Arc<SharedLinks> {
+        self.links.among(hardware, groups)
     }
 
     /// Returns the number of parameters of `layer`.

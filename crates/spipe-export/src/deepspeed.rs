@@ -30,6 +30,11 @@ impl Zero {
     fn of(plan: &Plan) -> Result<Self, Diagnostic> {
         let (placement, context) = (plan.placement(), plan.context());
         if placement.shards_parameters() {
+            if placement.shard_groups().count() > 1 {
+                let fault =
+                    Diagnostic::error("DeepSpeed divides parameters among all GPUs, and the plan within groups");
+                return Err(fault.hint("use `command export fsdp`, or plan without `option shard-group`"));
+            }
             let streams = placement.stages.iter().any(|stage| matches!(stage.weights, Weights::Streamed(_)));
             return Ok(Self::Three { streams });
         }

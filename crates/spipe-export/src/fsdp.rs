@@ -34,7 +34,7 @@ pub fn fsdp(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     let values = [
         ("model", plan.context().model.name().into()),
         ("machine", plan.context().hardware.name().into()),
-        ("ranks", settings.ranks.len().to_string()),
+        ("sharded", sharded_over(settings.ranks.len(), settings.shard_group)),
         ("commands", launch.commands()),
         ("table", settings.table()),
         ("options", OPTIONS.into()),
@@ -43,6 +43,14 @@ pub fn fsdp(plan: &Plan, beside: Beside) -> Result<Folder, Faults> {
     ];
     folder.add("README.md", filled(include_str!("../templates/fsdp/README.md"), &values));
     Ok(folder)
+}
+
+/// The processes among which everything is divided.
+fn sharded_over(ranks: usize, group: usize) -> String {
+    match group {
+        group if group == ranks => format!("{ranks} processes"),
+        group => format!("groups of {group} of {ranks} processes, which sum their gradients (hybrid sharding)"),
+    }
 }
 
 /// Refuses what FSDP2 cannot run.

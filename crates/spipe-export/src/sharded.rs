@@ -30,6 +30,10 @@ pub struct Sharded {
     pub offloads: bool,
     /// Groups that are gathered ahead of the one in computation.
     pub prefetch: u64,
+    /// The processes of a group that has one copy of everything.
+    pub shard_group: usize,
+    /// Whether these groups sum their gradients once, after the last microbatch.
+    sums_once: bool,
     /// Whether groups that were gathered stay so until the step.
     pub gathers_once: bool,
 }
@@ -83,6 +87,8 @@ impl Sharded {
             clip_norm: workload.clip_norm.map(f64::from),
             offloads,
             prefetch: placement.resident_stages().min(placement.stages.len()).saturating_sub(1) as u64,
+            shard_group: placement.shard_groups().size(),
+            sums_once: !offloads,
             gathers_once: placement.gathers_once(),
         }
     }

@@ -23,6 +23,8 @@ pub enum Knob {
     SynchronousOptimizer,
     /// The number of GPUs over which everything is sharded.
     Shards,
+    /// The number of GPUs of a group that has one copy of everything.
+    ShardGroup,
     /// k, the resident layers of a GPU, or the gathered stages of a replica.
     Resident,
     /// k′, the layers exchanged at a time.
@@ -43,7 +45,7 @@ impl Knob {
     pub const LARGEST: u64 = 1 << 20;
 
     /// Every option; those that planners turn come first.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::HeadStart,
         Self::Group,
         Self::MemoryLimit,
@@ -52,6 +54,7 @@ impl Knob {
         Self::GradientsLeave,
         Self::SynchronousOptimizer,
         Self::Shards,
+        Self::ShardGroup,
         Self::Resident,
         Self::Swap,
         Self::WriteBack,
@@ -61,7 +64,7 @@ impl Knob {
     ];
 
     /// The options that planners turn and that pins may fix; the others exist for comparison.
-    pub const TURNED: &'static [Self] = Self::ALL.split_at(10).0;
+    pub const TURNED: &'static [Self] = Self::ALL.split_at(11).0;
 
     /// Its name in pins.
     pub const fn name(self) -> &'static str {
@@ -74,6 +77,7 @@ impl Knob {
             Self::GradientsLeave => "gradients-leave",
             Self::SynchronousOptimizer => "synchronous-optimizer",
             Self::Shards => "shards",
+            Self::ShardGroup => "shard-group",
             Self::Resident => "resident",
             Self::Swap => "swap",
             Self::WriteBack => "write-back",
@@ -94,6 +98,7 @@ impl Knob {
             Self::GradientsLeave => "gradients that leave after each microbatch",
             Self::SynchronousOptimizer => "synchronous optimizer",
             Self::Shards => "shards",
+            Self::ShardGroup => "groups of shards",
             Self::Resident => "resident layers",
             Self::Swap => "exchanged layers",
             Self::WriteBack | Self::Sequential => "options of layer exchanges",

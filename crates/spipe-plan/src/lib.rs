@@ -33,13 +33,14 @@ mod plan;
 mod preset;
 mod remarks;
 mod replicas;
+mod shard_groups;
 mod stage;
 mod stage_file;
 mod system;
 mod window;
 
 pub use answers::{Dealing, Exchange, GradientsLeave, Offload, OrderKind, Update, Vee};
-pub use check::{check, check_mesh, check_shape};
+pub use check::{check, check_groups, check_mesh, check_shape};
 pub use context::Context;
 pub use drives::{
     keeps_parameters_on_drives, keeps_state_on_drives, uses_drives, with_activations_on, with_all_states_on_drives,
@@ -66,6 +67,7 @@ pub use remarks::{
     Executed, beyond_execution, beyond_plain_training, contrast_remark, estimate_remark, fullness_remarks,
     hybrid_remarks, precision_remark, prompt_remark,
 };
+pub use shard_groups::ShardGroups;
 pub use spipe_cost::{Mesh, Sharding, Team};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};

@@ -22,6 +22,9 @@ pub struct MeshFile {
     /// The gathered stages of a replica with sharded parameters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub resident: Option<u64>,
+    /// The replicas of a group that has one copy of sharded parameters; all by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shard_group: Option<u64>,
     /// Whether the members of a team divide activations by tokens, too.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub sequence: bool,
@@ -92,16 +95,19 @@ impl MeshFile {
         let stages = placement.devices();
         let computing = stages.iter().copied().chain(mesh.devices());
         let nodes: BTreeSet<NodeId> = computing.map(|device| hardware.devices()[device].node).collect();
-        let (name, resident) = match mesh.sharding {
-            Sharding::None => (ShardingName::None, None),
-            Sharding::Optimizer => (ShardingName::Optimizer, None),
-            Sharding::Parameters { resident } if placement.gathers_once() => (ShardingName::Gradients, resident),
-            Sharding::Parameters { resident } => (ShardingName::Parameters, resident),
+        let (name, resident, shard_group) = match mesh.sharding {
+            Sharding::None => (ShardingName::None, None, None),
+            Sharding::Optimizer => (ShardingName::Optimizer, None, None),
+            Sharding::Parameters { resident, group } if placement.gathers_once() => {
+                (ShardingName::Gradients, resident, group)
+            }
+            Sharding::Parameters { resident, group } => (ShardingName::Parameters, resident, group),
         };
         Self {
             replicas,
             sharding: ShardingFile::Named(name),
             resident,
+            shard_group,
             sequence: mesh.sequence,
             context: mesh.context,
             expert: mesh.expert,
@@ -118,13 +124,14 @@ impl MeshFile {
         let team = |names: &str| names.split('+').map(device).collect::<Result<Team, _>>();
         let teams = |teams: &String| teams.split_whitespace().map(team).collect::<Result<Vec<_>, _>>();
         let replicas = self.replicas.iter().map(teams).collect::<Result<_, _>>()?;
+        let group = self.shard_group;
         let sharding = match self.sharding {
             ShardingFile::Named(ShardingName::None) => Sharding::None,
             ShardingFile::Named(ShardingName::Optimizer) => Sharding::Optimizer,
             ShardingFile::Named(ShardingName::Gradients) => {
-                Sharding::Parameters { resident: self.resident.or(Some(Knob::LARGEST)) }
+                Sharding::Parameters { resident: self.resident.or(Some(Knob::LARGEST)), group }
             }
-            ShardingFile::Named(ShardingName::Parameters) => Sharding::Parameters { resident: self.resident },
+            ShardingFile::Named(ShardingName::Parameters) => Sharding::Parameters { resident: self.resident, group },
             ShardingFile::Table(sharding) => sharding,
         };
         Ok(Mesh { replicas, sharding, sequence: self.sequence, context: self.context, expert: self.expert })

@@ -5,9 +5,10 @@ use crate::{GradientsLeave, Knob, OrderKind, Placement, Sharding, Update};
 impl Knob {
     /// The value in `placement`; none if its answers have no such option, or if the default holds.
     pub const fn of(self, placement: &Placement) -> Option<u64> {
-        if let Sharding::Parameters { resident } = placement.mesh.sharding {
+        if let Sharding::Parameters { resident, group } = placement.mesh.sharding {
             match self {
                 Self::Shards => return Some(placement.mesh.replicas.len() as u64),
+                Self::ShardGroup => return group,
                 Self::Resident => return resident,
                 _ => {}
             }
@@ -37,16 +38,22 @@ impl Knob {
     /// Sets the option in `placement`, to its default with none; returns whether its answers have it. The number of
     /// shards is that of the mesh's replicas, which [`Placement::over`] sets.
     pub(crate) const fn set(self, placement: &mut Placement, value: Option<u64>) -> bool {
+        let on = matches!(value, Some(1..));
+        let is_pipeline = placement.is_pipeline();
+        match (self, &mut placement.mesh.sharding) {
+            (Self::Resident, Sharding::Parameters { resident, .. }) => *resident = value,
+            (Self::ShardGroup, Sharding::Parameters { group, .. }) => *group = value,
+            _ => return self.set_in_time(placement, value, (on, is_pipeline)),
+        }
+        true
+    }
+
+    /// Sets an option of order, update or offload.
+    const fn set_in_time(self, placement: &mut Placement, value: Option<u64>, (on, is_pipeline): (bool, bool)) -> bool {
         let number = match value {
             Some(number) => number,
             None => 0,
         };
-        let on = number > 0;
-        let is_pipeline = placement.is_pipeline();
-        if let (Self::Resident, Sharding::Parameters { resident }) = (self, &mut placement.mesh.sharding) {
-            *resident = value;
-            return true;
-        }
         match (self, &mut placement.order, &mut placement.update) {
             (Self::HeadStart, OrderKind::OneForwardOneBackward { head_start }, _) => *head_start = number,
             (Self::Group, OrderKind::Grouped { group, .. } | OrderKind::Interleaved { group }, _) => *group = value,

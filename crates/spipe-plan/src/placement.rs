@@ -1,6 +1,6 @@
 //! Placements: stages, and the answers that hold for all of them.
 
-use crate::{GradientsLeave, Mesh, Offload, OrderKind, Sharding, Stage, System, Update};
+use crate::{GradientsLeave, Mesh, Offload, OrderKind, ShardGroups, Sharding, Stage, System, Update};
 use spipe_base::{DeviceId, IdVec, StageId};
 use spipe_hardware::Hardware;
 
@@ -124,10 +124,20 @@ impl Placement {
         self.mesh.replicas.iter().flatten().flatten().copied().collect()
     }
 
+    /// The groups of replicas that have one copy of the parameters each, divided among the devices of the group.
+    pub fn shard_groups(&self) -> ShardGroups {
+        let devices = self.replicas();
+        let size = match self.mesh.sharding {
+            Sharding::Parameters { group: Some(group), .. } => group as usize,
+            _ => devices.len(),
+        };
+        ShardGroups::new(devices, size)
+    }
+
     /// The gathered stages of a replica with sharded parameters.
     pub fn resident_stages(&self) -> usize {
         match self.mesh.sharding {
-            Sharding::Parameters { resident: Some(resident) } => resident as usize,
+            Sharding::Parameters { resident: Some(resident), .. } => resident as usize,
             _ => FEWEST_RESIDENT as usize,
         }
     }
@@ -135,7 +145,7 @@ impl Placement {
     /// Whether replicas that shard parameters gather each stage once in an iteration, and keep it (ZeRO stage 2).
     pub fn gathers_once(&self) -> bool {
         let all = self.stages.len() as u64;
-        matches!(self.mesh.sharding, Sharding::Parameters { resident: Some(resident) } if resident >= all)
+        matches!(self.mesh.sharding, Sharding::Parameters { resident: Some(resident), .. } if resident >= all)
     }
 
     /// The same placement with a replica on each of these devices.

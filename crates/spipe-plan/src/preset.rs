@@ -69,8 +69,8 @@ const ROUNDS: Exchange = Exchange {
 const EXCHANGES: &[Knob] = &[Knob::Resident, Knob::Swap, Knob::WriteBack, Knob::Sequential];
 
 const SHARED: Preset = Preset {
-    sharding: Sharding::Parameters { resident: None },
-    free: &[Knob::UrgentSteps, Knob::SynchronousOptimizer, Knob::Shards, Knob::Resident],
+    sharding: Sharding::PARAMETERS,
+    free: &[Knob::UrgentSteps, Knob::SynchronousOptimizer, Knob::Shards, Knob::ShardGroup, Knob::Resident],
     infers: true,
     ..PIPELINE
 };

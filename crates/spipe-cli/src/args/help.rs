@@ -68,6 +68,7 @@ const PLAN: &[(&str, &[&str])] = &[
             "context_parallel",
             "expert_parallel",
             "sharding",
+            "shard_group",
         ],
     ),
     ("Choices", &["system", "layout", "pin", "group", "state_on", "parameters_on", "activations_on", "recompute"]),

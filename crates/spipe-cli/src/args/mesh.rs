@@ -3,7 +3,8 @@
 use crate::Failure;
 use clap::{Args as Group, ValueEnum};
 use spipe_hardware::{Hardware, NetworkFile};
-use spipe_plan::Sharding;
+use spipe_model::Model;
+use spipe_plan::{Knob, Sharding};
 use spipe_search::Degrees;
 
 /// The degrees of parallelism over GPUs. Those that are left out are searched once one is given.
@@ -38,6 +39,9 @@ pub struct Mesh {
     /// parameters (ZeRO 3, FSDP)
     #[arg(long, value_enum)]
     pub sharding: Option<ShardingChoice>,
+    /// GPUs of a group that has one copy of sharded parameters (HSDP): groups sum their gradients; all GPUs if left out
+    #[arg(long, value_name = "N", requires = "sharding")]
+    pub shard_group: Option<u64>,
 }
 
 /// The state that is divided among replicas.
@@ -69,6 +73,20 @@ impl Mesh {
         hardware.on_nodes(nodes, network).map_err(Failure::Arguments)
     }
 
+    /// The pins of sharded parameters of `model`: stages that stay gathered, and groups that have a copy each.
+    pub fn pins(&self, model: &Model) -> Result<Vec<String>, Failure> {
+        // Where all stages stay gathered, parameters are as if they were not divided.
+        let gathered = self.sharding == Some(ShardingChoice::Gradients);
+        let gathered = gathered.then(|| format!("{}={}", Knob::Resident, model.layers().len()));
+        let divides = matches!(self.sharding, Some(ShardingChoice::Gradients | ShardingChoice::Parameters));
+        if self.shard_group.is_some() && !divides {
+            let message = "`--shard-group` divides parameters, and this sharding leaves them whole";
+            return Err(Failure::argument(message, "use `--sharding parameters` or `gradients`"));
+        }
+        let groups = self.shard_group.map(|size| format!("{}={size}", Knob::ShardGroup));
+        Ok(gathered.into_iter().chain(groups).collect())
+    }
+
     /// The degrees.
     pub const fn degrees(&self) -> Degrees {
         Degrees {
@@ -82,9 +100,7 @@ impl Mesh {
                 None => None,
                 Some(ShardingChoice::None) => Some(Sharding::None),
                 Some(ShardingChoice::Optimizer) => Some(Sharding::Optimizer),
-                Some(ShardingChoice::Gradients | ShardingChoice::Parameters) => {
-                    Some(Sharding::Parameters { resident: None })
-                }
+                Some(ShardingChoice::Gradients | ShardingChoice::Parameters) => Some(Sharding::PARAMETERS),
             },
         }
     }

@@ -33,7 +33,7 @@ pub use market::{
     Catalogue, CatalogueCheck, CatalogueCompose, CatalogueList, CataloguePrice, CatalogueShow,
     Source as CatalogueSource,
 };
-pub use mesh::{Mesh, ShardingChoice, network};
+pub use mesh::{Mesh, network};
 pub use model::{Model, ModelImport, ModelMerge, ModelShow};
 pub use pages::{Completions, Schema};
 pub use plan::{Baseline, Plan, RecomputeChoice, TensorData, Unknown};

@@ -22,7 +22,7 @@ pub struct Plan {
         "model", "component", "hardware", "devices", "global_batch", "seq_len", "solve_for", "mode", "optimizer", "precision", "clip_norm",
         "materialised_attention", "freeze", "lora", "adapter", "base", "state", "gradients", "master", "optimizer_in_backward",
         "packing", "bucketing", "padding", "lengths", "recompute_ops", "loss", "tensor_parallel", "sequence_parallel",
-        "pipeline_parallel", "data_parallel", "sharding", "nodes", "network",
+        "pipeline_parallel", "data_parallel", "sharding", "shard_group", "nodes", "network",
     ])]
     pub improve: Option<String>,
     /// Tokens per sequence; the model's own if not given

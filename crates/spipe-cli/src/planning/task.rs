@@ -103,10 +103,8 @@ impl Task {
 pub fn conditions(what: &args::Plan, task: &Task) -> Result<Chosen, Failure> {
     let devices = args::Devices::names(&what.devices);
     let group = what.group.map(|group| format!("{}={group}", Knob::Group));
-    // Where all stages stay gathered, parameters are as if they were not divided.
-    let gathered = what.mesh.sharding == Some(args::ShardingChoice::Gradients);
-    let gathered = gathered.then(|| format!("{}={}", Knob::Resident, task.model.layers().len()));
-    let pins: Vec<String> = what.pin.iter().cloned().chain(group).chain(gathered).collect();
+    let of_mesh = what.mesh.pins(&task.model)?;
+    let pins: Vec<String> = what.pin.iter().cloned().chain(group).chain(of_mesh).collect();
     let words = Words { pins: &pins, system: &what.system, microbatch: &what.microbatch };
     let asked = Conditions { layout: what.layout.as_deref(), words, devices: &devices };
     let chosen = spipe_search::conditions(&asked, (&task.model, &task.hardware), &task.template, OPTIONS)?;

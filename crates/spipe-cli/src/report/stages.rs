@@ -65,8 +65,11 @@ pub fn human(plan: &Plan, least: &[Least]) -> String {
     let (by, part) = match sharing {
         [first, _, ..] => {
             let (count, first) = (sharing.len(), &context.hardware.devices()[*first].name);
+            let groups = placement.shard_groups();
+            let size = groups.size();
+            let groups = if groups.count() > 1 { format!(" in groups of {size}") } else { String::new() };
             (
-                format!(" shared by {count} GPUs"),
+                format!(" shared by {count} GPUs{groups}"),
                 format!("\nEach GPU has a part of every stage; state and host are those of `{first}`.\n"),
             )
         }

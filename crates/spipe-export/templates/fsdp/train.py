@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -33,7 +33,22 @@ def connect(settings: dict[str, Any], only_cpu: bool) -> torch.device:
     size, microbatches = dist.get_world_size(), settings["batch"]["microbatches"]
     if microbatches % size:
         raise Fault(f"{microbatches} microbatches cannot be dealt to {size} processes: see README.md")
+    if size % shards_of(settings):
+        raise Fault(f"{size} processes are no whole groups of {shards_of(settings)}: see README.md")
     return device
+
+
+def shards_of(settings: dict[str, Any]) -> int:
+    """The processes among which everything is divided: a group of the plan, or all if there are fewer."""
+    return min(int(settings["shard-group"]), dist.get_world_size())
+
+
+def mesh_of(settings: dict[str, Any], device: torch.device) -> DeviceMesh:
+    """All processes, or groups of them: a row each, and those with the same shards in a column."""
+    size, shards = dist.get_world_size(), shards_of(settings)
+    if size == shards:
+        return init_device_mesh(device.type, (size,))
+    return init_device_mesh(device.type, (size // shards, shards), mesh_dim_names=("replicate", "shard"))
 
 
 class Model:
@@ -55,14 +70,14 @@ class Model:
         for inner, name, buffer in buffers:
             inner._buffers[name] = buffer.to(device)
         tie(self.stages)
-        self.fill(options.weights, options.seed)
+        self.fill((options.weights, options.seed), shards_of(settings))
 
     def shard(self, settings: dict[str, Any], device: torch.device) -> None:
         # Gradients are added up over microbatches and processes in 32 bits, whatever the parameters are gathered in.
         narrow = MixedPrecisionPolicy(param_dtype=TYPES[settings["precision"]], reduce_dtype=torch.float32)
         policy = narrow if settings["precision"] != "fp32" else MixedPrecisionPolicy()
         offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings["offloads"] else OffloadPolicy()
-        mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+        mesh = mesh_of(settings, device)
         # A table that the head shares belongs to the root, which is gathered for the whole step.
         tied = settings["model"]["tied"]
         shared = (0, settings["model"]["layers"] + 1) if tied else ()
@@ -79,21 +94,26 @@ class Model:
         fully_shard(self.whole, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=reshards)
         prefetch(groups, settings["prefetch"])
 
+    def sum_groups(self, sums: bool) -> None:
+        """Whether the next backward sums gradients over groups, too."""
+        if isinstance(self.whole, FSDPModule):
+            self.whole.set_requires_all_reduce(sums)
+
     def stay_gathered(self, stays: bool) -> None:
         """Whether the next backward leaves parameters gathered, for the microbatch behind it."""
         if isinstance(self.whole, FSDPModule):
             self.whole.set_reshard_after_backward(not stays)
 
     @torch.no_grad()
-    def fill(self, path: str | None, seed: int) -> None:
-        """Reads, or draws, the numbers of this process's shards."""
-        source = parameters.source(path, seed)
+    def fill(self, origin: tuple[str | None, int], shards: int) -> None:
+        """Reads, or draws, the numbers of this process's shards, each one of so many."""
+        source = parameters.source(*origin)
         for stage in self.stages:
             for _, name, parameter in stage.names():
                 shape, local = self.shapes[name], shard_of(parameter)
                 # Rows are dealt in equal parts, of which the last ones may be shorter.
-                rows = -(-shape[0] // dist.get_world_size())
-                first = min(dist.get_rank() * rows, shape[0])
+                rows = -(-shape[0] // shards)
+                first = min(dist.get_rank() % shards * rows, shape[0])
                 if local.shape != (min(rows, shape[0] - first), *shape[1:]):
                     raise Fault(f"FSDP of PyTorch {torch.__version__} shards `{name}` otherwise than by rows")
                 numbers = source.read(parameters.origin(stage, name), shape, first * shape[1:].numel(), local.numel())
@@ -151,6 +171,8 @@ class Training:
         scale = self.size / self.counted(microbatches, tokens)
         total = 0.0
         for number, (inputs, targets) in enumerate(microbatches, start=1):
+            if self.settings["sums-once"]:
+                self.model.sum_groups(number == len(microbatches))
             if self.settings["gathers-once"]:
                 self.model.stay_gathered(number < len(microbatches))
             loss = loss_sum(self.model.whole(inputs.to(self.device)), targets) * scale

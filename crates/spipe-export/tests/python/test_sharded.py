@@ -29,12 +29,12 @@ class Sharded(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         self.root = folder.name
 
-    def trains(self, *options, system="fsdp"):
-        path = plan(self.root, system, 2, *options, batch=4)
+    def trains(self, *options, system="fsdp", world=2, batch=4):
+        path = plan(self.root, system, world, *options, batch=batch)
         folder = os.path.join(self.root, "export")
         spipe("export", "fsdp", path, "-o", folder, "--data", TEXT, "--steps", "4", "--initial-weights")
-        codes, texts = script(folder, 2, ["--steps", "4"])
-        self.assertEqual(codes, [0, 0], texts)
+        codes, texts = script(folder, world, ["--steps", "4"])
+        self.assertEqual(codes, [0] * world, texts)
         code, reference = script(folder, 1, ["--steps", "4"])
         self.assertEqual(code, [0], reference)
         one = losses(reference)
@@ -54,6 +54,22 @@ class Sharded(unittest.TestCase):
 
     def test_shards_in_host_memory_have_the_losses_of_one_process(self):
         self.trains(system="zero-infinity")
+
+    def test_groups_with_a_copy_each_have_the_losses_of_one_process(self):
+        folder = self.trains("--sharding", "parameters", "--shard-group", 2, "--clip-norm", "1.0", world=4, batch=8)
+        with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
+            settings = json.load(file)
+        self.assertEqual((len(settings["ranks"]), settings["shard-group"], settings["sums-once"]), (4, 2, True))
+        codes, texts = script(folder, 3, ["--steps", "1"])
+        self.assertTrue(all(code != 0 for code in codes), texts)
+
+    def test_groups_of_one_process_have_the_losses_of_one_process(self):
+        self.trains("--sharding", "gradients", "--shard-group", 1)
+
+    def test_groups_in_host_memory_have_the_losses_of_one_process(self):
+        folder = self.trains("--sharding", "parameters", "--shard-group", 2, system="zero-infinity", world=4, batch=8)
+        with open(os.path.join(folder, "plan.json"), encoding="utf-8") as file:
+            self.assertEqual(json.load(file)["shard-group"], 2)
 
     def test_pipelines_are_no_fsdp(self):
         path = plan(self.root, "1f1b", 2, batch=4)

@@ -13,6 +13,7 @@ use crate::{Context, Dealing, OrderKind, Placement, Stage, System, Update, Weigh
 use found::Found;
 pub use mesh::check_mesh;
 pub(crate) use mesh::undivided;
+pub use sharded::check_groups;
 use spipe_base::{Diagnostic, Faults, IdVec, MemoryId, Position, StageId};
 use spipe_cost::Mode;
 

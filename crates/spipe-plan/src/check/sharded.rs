@@ -1,8 +1,10 @@
 //! The rules of sharded systems.
 
 use super::{found::Found, mesh::check_ring};
-use crate::{Context, Placement, Stage, System, Team, Weights};
-use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId};
+use crate::{Context, Knob, Placement, ShardGroups, Stage, System, Team, Weights};
+use spipe_base::{DeviceId, Diagnostic, MemoryId, StageId, readable::nearest};
+use spipe_hardware::Hardware;
+use std::collections::BTreeSet;
 
 /// Checks that the GPUs exist, that routes join neighbours in the ring, that all get the same
 /// number of microbatches, and that host memories are named as expected.
@@ -37,7 +39,13 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
             .hint(format!("put it on `{}`", name(participants[0]))),
         );
     }
-    check_ring(context, &participants, faults);
+    let groups = placement.shard_groups();
+    let size = Knob::ShardGroup.of(placement);
+    if let Some(fault) = size.and_then(|size| check_groups(context.hardware, &participants, size).err()) {
+        faults.push(fault);
+        return;
+    }
+    groups.groups().iter().chain(&groups.across()).for_each(|ring| check_ring(context, ring, faults));
     let streams = |(_, stage): &(StageId, &Stage)| matches!(stage.weights, Weights::Streamed(_));
     for (id, _) in placement.stages.enumerate().filter(streams).filter(|_| placement.system == System::Fsdp) {
         faults.push_at(
@@ -46,14 +54,41 @@ pub(super) fn check(context: &Context<'_>, placement: &Placement, faults: &mut F
                 .hint("use system `zero-infinity`"),
         );
     }
-    // On a single GPU a resident stage would be held twice, as a shard and gathered.
-    let alone = count == 1 && placement.system == System::ZeroInfinity;
+    // Where each GPU has a copy of its own, a resident stage would be held twice, as a shard and gathered.
+    let alone = groups.size() == 1 && placement.system == System::ZeroInfinity;
     for (id, _) in placement.stages.enumerate().filter(|stage| alone && !streams(stage)) {
         let what =
             format!("stage `{id}` stays on its GPU, but under system `zero-infinity` a single GPU streams everything");
         faults.push_at(id, Diagnostic::error(what).hint("use system `superpipeline`, or more GPUs"));
     }
     check_hosts(context, placement, &participants, faults);
+}
+
+/// Checks that groups of `size` devices each divide `devices`, and that each group is within a computer or has all devices
+/// of its computers.
+///
+/// # Errors
+/// The first fault.
+pub fn check_groups(hardware: &Hardware, devices: &[DeviceId], size: u64) -> Result<(), Diagnostic> {
+    let count = devices.len() as u64;
+    let node = |device: &DeviceId| hardware.devices()[*device].node;
+    let divides = |size: u64| {
+        let is_whole = |group: &Vec<DeviceId>| {
+            let nodes: BTreeSet<_> = group.iter().map(node).collect();
+            nodes.len() == 1 || devices.iter().filter(|device| nodes.contains(&node(device))).count() == group.len()
+        };
+        let groups = ShardGroups::new(devices.to_vec(), size as usize).groups();
+        size > 0 && count.is_multiple_of(size) && groups.iter().all(is_whole)
+    };
+    if divides(size) {
+        return Ok(());
+    }
+    let message = if size > 0 && count.is_multiple_of(size) {
+        format!("a group of {size} GPUs would have a part of a computer's and others")
+    } else {
+        format!("{count} GPUs cannot be divided into groups of {size}")
+    };
+    Err(Diagnostic::error(message).hint(format!("use groups of {}", nearest(size.min(count), count, divides))))
 }
 
 /// The fault of a replica of several teams or devices, or of one that is no GPU.

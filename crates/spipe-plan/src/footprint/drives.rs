@@ -60,7 +60,7 @@ pub struct HostedState {
 /// The optimizer states of a placement whose steps run on hosts, by stage; none in inference.
 pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<HostedState> {
     let sharded = placement.shards_parameters();
-    let participants = if sharded { placement.replicas() } else { Vec::new() };
+    let groups = placement.shard_groups();
     let mut states = Vec::new();
     for (id, stage) in placement.backward_stages().enumerate() {
         if context.backward_of(stage.layers).is_none() || !steps_on_a_host(context, stage) {
@@ -68,12 +68,11 @@ pub fn hosted_states(context: &Context<'_>, placement: &Placement) -> Vec<Hosted
         }
         let state = |queue, host, bytes| HostedState { stage: id, queue, host, drive: stage.state, bytes };
         if sharded {
-            let shards = participants.len();
             let of = |device: &DeviceId| {
-                let shard = shard(bytes_on(context, (stage, *device)), shards);
+                let shard = shard(bytes_on(context, (stage, *device)), groups.size());
                 Some(state(*device, context.hardware.host_memory(*device)?, shard))
             };
-            states.extend(participants.iter().filter_map(of));
+            states.extend(groups.devices().iter().filter_map(of));
         } else {
             let queue = context.steps(stage);
             let host = match stage.weights {

@@ -4,7 +4,7 @@
 use super::drives::{LOAD_SLOTS, STATE_SLOTS, Slots};
 use super::stage::{Boundary, Footprint, StageFootprint, add, add_all, recomputed_bytes, shard, stage_footprint};
 use crate::{
-    Context, InFlight, Placement, Stage, Weights,
+    Context, InFlight, Placement, ShardGroups, Stage, Weights,
     window::{Pass, gathered},
 };
 use spipe_base::{Bytes, DeviceId, MemoryId, StageId};
@@ -30,7 +30,7 @@ pub struct ShardedFootprint {
     pub arriving: Bytes,
     /// The unreduced gradients.
     pub gradients: Bytes,
-    /// The device's shard of the reduced gradients while it leaves for the host.
+    /// The device's shard of the reduced gradients while it leaves for the host, and what it has of sums over groups.
     pub leaving: Bytes,
     /// The recomputed activations.
     pub again: Bytes,
@@ -44,10 +44,10 @@ pub struct ShardedFootprint {
     pub passes_gradient: bool,
 }
 
-/// The bytes that `device`, one of `shards` devices, needs for `stage`.
+/// The bytes that `device`, one of `groups`, needs for `stage`.
 pub fn sharded_footprint(
     context: &Context<'_>,
-    (device, shards): (DeviceId, usize),
+    (device, groups): (DeviceId, &ShardGroups),
     stage: &Stage,
 ) -> ShardedFootprint {
     let here = Stage { optimizer: None, offload: None, ..stage.on(device) };
@@ -60,7 +60,7 @@ pub fn sharded_footprint(
     let user = context.model.borrows(stage.layers).map(|tie| memory(tie.user));
     let tied_parameters = user.map_or(Bytes::ZERO, |user| user.tied_parameters);
     let tied_gradients = user.map_or(Bytes::ZERO, |user| user.tied_gradients);
-    let part = |bytes| shard(bytes, shards);
+    let part = |bytes| shard(bytes, groups.size());
     // Each device generates its share of the sequences.
     let (mut on_device, mut on_host) = (part(sum(|memory| memory.cache)), Bytes::ZERO);
     let streamed = matches!(stage.weights, Weights::Streamed(_));
@@ -72,11 +72,18 @@ pub fn sharded_footprint(
     if stage.optimizer.is_some() && !streamed {
         on_host += part(sum(|memory| memory.updated)) + part(gradients);
     }
+    let returns = context.workload().mode == Mode::Train && context.backward_of(stage.layers).is_some();
+    // While groups add up a shard of gradients, each device has its part of the sum beside it. Where shards stay, that of
+    // every stage may be there at once.
+    let summed = |bytes| if returns && groups.count() > 1 { shard(part(bytes), groups.count()) } else { Bytes::ZERO };
+    if !streamed {
+        on_device += summed(gradients);
+    }
     // A shard under way between host and device is held beside the gathered tensor, unless it is
     // the whole tensor.
-    let moving = |bytes, tied| if streamed && shards > 1 { part(bytes) + part(tied) } else { Bytes::ZERO };
+    let moving = |bytes, tied| if streamed && groups.size() > 1 { part(bytes) + part(tied) } else { Bytes::ZERO };
+    let sums = if streamed { summed(gradients) + summed(tied_gradients) } else { Bytes::ZERO };
     let again = recomputed_bytes(context, &here);
-    let returns = context.workload().mode == Mode::Train && context.backward_of(stage.layers).is_some();
     let before = stage.layers.first().index().checked_sub(1);
     ShardedFootprint {
         on_device,
@@ -87,7 +94,7 @@ pub fn sharded_footprint(
         gathered: parameters + tied_parameters,
         arriving: moving(parameters, tied_parameters),
         gradients: gradients + tied_gradients,
-        leaving: moving(gradients, tied_gradients),
+        leaving: moving(gradients, tied_gradients) + sums,
         again,
         workspace: need.transient - again,
         input: before.map_or(Bytes::ZERO, |before| memory(before.into()).boundary),
@@ -138,8 +145,8 @@ struct Needs {
 }
 
 impl Needs {
-    fn of(context: &Context<'_>, placement: &Placement, (device, shards): (DeviceId, usize)) -> Self {
-        let footprint = |stage| sharded_footprint(context, (device, shards), stage);
+    fn of(context: &Context<'_>, placement: &Placement, (device, groups): (DeviceId, &ShardGroups)) -> Self {
+        let footprint = |stage| sharded_footprint(context, (device, groups), stage);
         let uses: Vec<ShardedFootprint> = placement.stages.iter().map(footprint).collect();
         let mut needs = Self { device, own: BTreeMap::new(), host: BTreeMap::new(), drives: Vec::new() };
         for ((id, stage), need) in placement.stages.enumerate().zip(&uses) {
@@ -171,12 +178,12 @@ const NOTHING: StageFootprint = StageFootprint {
 /// holds beside them while a stage computes.
 pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footprint {
     let mut memories = Footprint::new();
-    let participants = placement.replicas();
+    let groups = placement.shard_groups();
     // Most devices are alike, and so is what they hold.
     let mut alike: Option<Needs> = None;
-    for device in &participants {
+    for device in groups.devices() {
         let known = alike.take().filter(|needs| context.cost.alike(needs.device, *device));
-        let needs = known.unwrap_or_else(|| Needs::of(context, placement, (*device, participants.len())));
+        let needs = known.unwrap_or_else(|| Needs::of(context, placement, (*device, &groups)));
         add_all(&mut memories, context.hardware.devices()[*device].memory, &needs.own);
         if let Some(host) = context.hardware.host_memory(*device).filter(|_| !needs.host.is_empty()) {
             add_all(&mut memories, host, &needs.host);
@@ -184,7 +191,7 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
         needs.drives.iter().for_each(|(drive, need)| add(&mut memories, *drive, *need));
         alike = Some(needs);
     }
-    add_slots_of_drives(context, placement, (&participants, &mut memories));
+    add_slots_of_drives(context, placement, (&groups, &mut memories));
     memories
 }
 
@@ -193,16 +200,16 @@ pub(super) fn footprint(context: &Context<'_>, placement: &Placement) -> Footpri
 fn add_slots_of_drives(
     context: &Context<'_>,
     placement: &Placement,
-    (participants, memories): (&[DeviceId], &mut Footprint),
+    (groups, memories): (&ShardGroups, &mut Footprint),
 ) {
     let (mut loads, mut steps) = (Slots::default(), Slots::default());
-    let (shelved, shards) = (|stage: &Stage| context.drive_of(stage).is_some(), participants.len());
+    let (shelved, shards) = (|stage: &Stage| context.drive_of(stage).is_some(), groups.size());
     for (id, stage) in placement.stages.enumerate() {
         let tie = context.model.borrows(stage.layers);
         let lends = |owner: &Stage| tie.is_some_and(|tie| owner.layers.contains(tie.owner)) && shelved(owner);
         let tie = tie.filter(|_| placement.stages.iter().any(lends));
         let trains = context.trains(stage.layers) || context.model.borrows(stage.layers).is_some();
-        for device in participants {
+        for device in groups.devices() {
             let Some(host) = context.hardware.host_memory(*device) else { continue };
             let of = |layer| context.cost.memory(layer, *device);
             let own = shard(stage.layers.iter().map(|layer| of(layer).parameters).sum(), shards);

@@ -17,7 +17,7 @@ use crate::{
     space::{
         enumerate::orders,
         rules::{Permission, SystemRules},
-        sharded::{Home, Length, ShardedMode, lengths, shares, units},
+        sharded::{Home, Length, ShardedMode, grouped_shares, lengths, shares, units},
     },
 };
 use rayon::prelude::*;
@@ -115,14 +115,14 @@ pub(crate) fn placements(
     let residents: Vec<usize> = residents.chain(pinned).collect();
     let mut all: Vec<(usize, Length, usize)> = Vec::new();
     // Most devices come first: where time ends early, the others are the less likely ones.
-    for shards in shares(&costs.context).rev() {
+    for shards in grouped_shares(&costs.context, pins).rev() {
         for length in lengths(&costs.runs) {
             all.extend(residents.iter().map(|resident| (shards, length, *resident)));
         }
     }
     // Programs know no order of the copies, so that streamed stages look faster than they are.
     let streams = SystemRules::of(system).streams != Permission::Forbidden;
-    let (kept, largest) = (pins.with_all_kept(costs.layers), shares(&costs.context).next_back());
+    let (kept, largest) = (pins.with_all_kept(costs.layers), grouped_shares(&costs.context, pins).next_back());
     let of_division = |(shards, length, resident): (usize, Length, usize)| {
         let pins = [Some(pins), Some(&kept).filter(|kept| streams && Some(shards) == largest && *kept != pins)];
         let of = |pins: &Pins| of_division((costs, pins), (system, shards, most), (length, resident), deadline);
@@ -156,7 +156,7 @@ fn of_division(
         let Some(solved) = program.solved().filter(|solved| solved.least < most) else { break };
         let mut lacking: Vec<Bytes> = Vec::new();
         orders.retain(|order| {
-            let next = ordered(&costs.context, (system, shards, resident), (&solved, *order));
+            let next = ordered((&costs.context, pins), (system, shards, resident), (&solved, *order));
             let missing = next.as_ref().map_or(Bytes::ZERO, |next| missing(&costs.context, next));
             let new = next.filter(|next| list.iter().all(|(_, other)| other != next));
             list.extend(new.map(|next| (solved.least, next)));
@@ -174,14 +174,14 @@ type Order = fn(&[(ShardedMode, usize)]) -> Vec<ShardedMode>;
 
 /// Returns the placement of a solution, repaired if it lacks little.
 fn ordered(
-    context: &Context<'_>,
+    (context, pins): (&Context<'_>, &Pins),
     (system, shards, resident): (System, usize, usize),
     (Solved { runs, .. }, order): (&Solved, Order),
 ) -> Option<Placement> {
     let each = runs.iter().flat_map(|run| run.units.iter().zip(order(&run.choices)));
     let stages: Option<Vec<Stage>> = each.map(|(layers, choice)| choice.stage(context, *layers)).collect();
     let placement = placement(context, system, (shards, resident), stages?)?;
-    Some(made_to_fit(context, placement))
+    Some(made_to_fit(context, pins.grouped(placement)))
 }
 
 /// Returns the largest shortage of memory on any GPU.

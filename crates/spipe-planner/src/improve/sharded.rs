@@ -5,7 +5,7 @@ use spipe_plan::{Context, Placement};
 
 /// Gives each stage another choice.
 pub(crate) fn changed(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
-    let shards = placement.replicas().len();
+    let shards = placement.shard_groups().size();
     let choices = ShardedMode::of((placement.system, shards), context);
     let mut list = Vec::new();
     for (id, stage) in placement.stages.enumerate() {

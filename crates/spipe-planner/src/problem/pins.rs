@@ -311,6 +311,14 @@ impl Pins {
         self.knobs.get(&knob).copied()
     }
 
+    /// `placement` with the pinned size of groups that have a copy of everything.
+    pub(crate) fn grouped(&self, placement: Placement) -> Placement {
+        match self.knob(Knob::ShardGroup) {
+            Some(size) => placement.with(Knob::ShardGroup, size),
+            None => placement,
+        }
+    }
+
     /// `placement` with the pinned values of the knobs that do not depend on its stages. Offload slots that
     /// are set keep their value.
     pub(crate) fn with_common_knobs(&self, placement: Placement) -> Placement {

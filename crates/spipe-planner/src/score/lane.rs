@@ -24,6 +24,8 @@ pub(crate) enum Lane {
     Stepping(DeviceId),
     /// The ring, by the device that receives.
     Collecting(DeviceId),
+    /// The sums over groups, by the device that receives.
+    Summing(DeviceId),
     Link(LinkId),
 }
 

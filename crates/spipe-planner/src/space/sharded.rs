@@ -2,10 +2,11 @@
 
 use crate::hosts::gpus;
 use crate::hosts::socket;
+use crate::problem::pins::Pins;
 use crate::space::rules::{Permission, SystemRules};
 use spipe_base::{DeviceId, LayerRange, MemoryId};
 use spipe_cost::Mode;
-use spipe_plan::{Context, Stage, System, gathers};
+use spipe_plan::{Context, Knob, Stage, System, gathers};
 
 /// The home of a stage's parameters and optimizer state. The optimizer step runs where its state
 /// is.
@@ -27,7 +28,7 @@ pub(crate) struct ShardedMode {
 }
 
 impl ShardedMode {
-    /// The modes of a system on `shards` devices, in ascending order of the memory that they need
+    /// The modes of a system on groups of `shards` devices, in ascending order of the memory that they need
     /// on the devices.
     pub fn of((system, shards): (System, usize), context: &Context<'_>) -> Vec<Self> {
         let training = context.workload().mode == Mode::Train;
@@ -111,6 +112,12 @@ pub(crate) fn units((first, count): (usize, usize), length: Length) -> Vec<Layer
 pub(crate) fn shares(context: &Context<'_>) -> impl DoubleEndedIterator<Item = usize> {
     let microbatches = context.workload().microbatches;
     (1..=gpus(context).len()).filter(move |shards| microbatches.is_multiple_of(*shards as u64))
+}
+
+/// The same in groups of the pinned size.
+pub(crate) fn grouped_shares(context: &Context<'_>, pins: &Pins) -> impl DoubleEndedIterator<Item = usize> {
+    let group = pins.knob(Knob::ShardGroup).map_or(1, |size| size.max(1) as usize);
+    shares(context).filter(move |shards| shards.is_multiple_of(group))
 }
 
 /// The number of times that each stage is gathered in an iteration of `rounds` microbatches per

@@ -13,7 +13,7 @@ use super::{
 use crate::error::SearchError;
 use spipe_base::{
     DeviceId, Diagnostic,
-    readable::{listed, ranges},
+    readable::{listed, nearest, ranges},
 };
 use spipe_cost::{CostError, CostTable, Mode, Workload};
 use spipe_hardware::Hardware;
@@ -419,14 +419,6 @@ fn with_like_gpus(fault: Diagnostic, (hardware, gpus): (&Hardware, &[DeviceId]),
     let names = ranges(like.iter().map(|gpu| hardware.devices()[*gpu].name.as_str())).join(",");
     Diagnostic::error(fault.message)
         .hint(format!("teams are of like GPUs: {} has some", spelling.value("devices", names)))
-}
-
-/// The degrees next to `degree`, one below and one above it up to `most`, that divide.
-fn nearest(degree: u64, most: u64, divides: impl Fn(u64) -> bool) -> String {
-    let below = (1..degree).rev().find(|other| divides(*other));
-    let above = (degree + 1..=most).find(|other| divides(*other));
-    let both: Vec<String> = below.iter().chain(&above).map(u64::to_string).collect();
-    if both.is_empty() { "1".into() } else { both.join(" or ") }
 }
 
 /// Whether a device of a mesh holds each layer by itself, with the activations of a microbatch of some workload; its

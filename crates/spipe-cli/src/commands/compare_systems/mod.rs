@@ -17,8 +17,9 @@ use serde::Serialize;
 use spipe_cost::{DataShape, Mode, Workload};
 use spipe_model::{Attention, Model, Operations};
 use spipe_plan::System;
+use spipe_planner::Pins;
 use spipe_search::{
-    Machine, Request, attends,
+    Conditions, Machine, Request, Words, attends,
     compare::{Compared, DATA_PARALLEL, baseline, compared},
     cores, workloads,
 };
@@ -41,6 +42,7 @@ pub fn run(what: &args::CompareSystems, given: &Given, format: Format) -> Result
         threads,
         stop: Arc::clone(&stop),
         drives: true,
+        pins: case.pins.clone(),
         spelling: OPTIONS,
         ..Request::new(Arc::clone(&case.model), case.machine.clone(), case.workloads.clone())
     };
@@ -91,6 +93,7 @@ struct Case {
     workloads: Vec<Workload>,
     systems: Vec<System>,
     baseline: bool,
+    pins: Pins,
 }
 
 impl Case {
@@ -129,7 +132,10 @@ impl Case {
         training::check(&model, &template)?;
         let workloads = workloads(template, what.global_batch, &what.microbatch)?;
         let (systems, baseline) = systems(&what.system)?;
-        Ok(Self { model: Arc::new(model), machine, template, workloads, systems, baseline })
+        let words = Words { pins: &what.mesh.pins(&model)?, system: "auto", microbatch: "auto" };
+        let asked = Conditions { layout: None, words, devices: &[] };
+        let pins = spipe_search::conditions(&asked, (&model, machine.hardware()), &template, OPTIONS)?.pinned.pins;
+        Ok(Self { model: Arc::new(model), machine, template, workloads, systems, baseline, pins })
     }
 
     fn title(&self) -> String {

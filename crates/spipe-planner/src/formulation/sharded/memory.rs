@@ -62,14 +62,14 @@ impl ShardedProgram<'_, '_> {
         let held = |device: &DeviceId| {
             [false, true].map(|recomputed| self.held(*device, (ShardedMode { home, recomputed }, resident), &divided))
         };
-        let held = self.devices.iter().map(held).collect();
+        let held = self.groups.devices().iter().map(held).collect();
         StageDivision::Divided { divided, gathers, held }
     }
 
     /// Returns the memory of one of `count` equal stages. `held` has the bytes while each stage
     /// computes, up to the last of these.
     pub(crate) fn need_of(&self, device: DeviceId, stage: &Stage, (count, held): (usize, &[Bytes])) -> Need {
-        let need = sharded_footprint(self.context, (device, self.devices.len()), stage);
+        let need = sharded_footprint(self.context, (device, &self.groups), stage);
         // Stages before the last one may hold more at a time than the ones behind them keep.
         let near = held.iter().rev().take(count.min(NEAR_THE_END)).enumerate();
         let computing = near.map(|(back, held)| held.saturating_sub(need.kept * back as u64)).max();
@@ -85,7 +85,7 @@ impl ShardedProgram<'_, '_> {
     fn held(&self, device: DeviceId, (choice, resident): (ShardedMode, usize), divided: &[LayerRange]) -> Vec<Bytes> {
         let footprint = |layers: &LayerRange| {
             let stage = choice.stage(self.context, *layers)?;
-            Some(sharded_footprint(self.context, (device, self.devices.len()), &stage))
+            Some(sharded_footprint(self.context, (device, &self.groups), &stage))
         };
         held_while_computing(&divided.iter().filter_map(footprint).collect::<Vec<_>>(), resident)
     }
@@ -101,7 +101,7 @@ impl ShardedProgram<'_, '_> {
         let (Some(first), Some(last)) = (units.first(), units.last()) else { return Need::default() };
         let memory: &LayerMemory = self.context.cost.memory(first.first(), device);
         let training = self.context.workload().mode == Mode::Train;
-        let part = |bytes: Bytes| bytes.as_f64() / self.devices.len() as f64;
+        let part = |bytes: Bytes| bytes.as_f64() / self.groups.size() as f64;
         let (weights, steps) = (part(memory.parameters + memory.gradients), part(memory.optimizer));
         let (on_device, on_host) = match choice.home {
             Home::Device => (weights + steps, 0.0),

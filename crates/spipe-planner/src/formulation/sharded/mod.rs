@@ -5,7 +5,7 @@ mod memory;
 use crate::problem::Deadline;
 use crate::problem::bound::Bound;
 use crate::problem::tolerances::{LEAST_UNIT, PROGRAM, SHARDED_LOAD, WHOLE};
-use crate::space::sharded::shares;
+use crate::space::sharded::grouped_shares;
 use crate::{
     costs::CostSums,
     formulation::solver::{Minimum, Settings, minimise},
@@ -19,7 +19,7 @@ use crate::{
 use good_lp::{Constraint, Expression, ProblemVariables, Variable, constraint, variable, variables};
 use rayon::prelude::*;
 use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
-use spipe_plan::{Context, Knob, Stage, System};
+use spipe_plan::{Context, Knob, ShardGroups, Stage, System};
 use std::{
     collections::{BTreeMap, BTreeSet},
     time::Duration,
@@ -71,7 +71,7 @@ pub(crate) struct Solved {
 
 pub(crate) struct ShardedProgram<'p, 'a> {
     pub context: &'p Context<'a>,
-    pub devices: Vec<DeviceId>,
+    pub groups: ShardGroups,
     phased: bool,
     runs: Vec<Run>,
     between: BTreeMap<Lane, f64>,
@@ -89,17 +89,18 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
     pub fn new(costs: &'p CostSums<'a>, pins: &Pins, (system, shards): (System, usize), room: Room) -> Self {
         let context = &costs.context;
         let devices: Vec<DeviceId> = crate::hosts::gpus(context).into_iter().take(shards).collect();
-        let mut busy = Busy::new(context, devices.clone(), costs.phased);
+        let groups = ShardGroups::new(devices, pins.knob(Knob::ShardGroup).map_or(shards, |size| size as usize));
+        let mut busy = Busy::new(context, groups.clone(), costs.phased);
         busy.between();
         let between = busy.into_lanes();
-        let choices = ShardedMode::of((system, shards), context);
+        let choices = ShardedMode::of((system, groups.size()), context);
         let pinned = pins.knob(Knob::Shards).is_some_and(|pinned| pinned != shards as u64);
         let length = if let Room::Stages { length, .. } = room { length } else { Length::Equal(1) };
         let (phased, time) = (costs.phased, costs.program_time);
         let farthest = choices.first().map_or(Home::Device, |choice| choice.home);
         let relaxed = costs.one_program && matches!(room, Room::Any { .. });
         let (runs, any, left) = (Vec::new(), None, Bytes::ZERO);
-        let mut program = Self { context, devices, phased, runs, between, any, left, relaxed, time };
+        let mut program = Self { context, groups, phased, runs, between, any, left, relaxed, time };
         let whole = match room {
             Room::Stages { resident, .. } => program.divided(costs, (length, resident), farthest),
             Room::Any { recomputed } => StageDivision::Any { recomputed },
@@ -119,14 +120,18 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
                 beginning: program.beginning(*device, recomputed),
                 gradients: program.gradients(*device),
             };
-            program.any = Some(program.devices.iter().map(of).collect());
+            program.any = Some(program.devices().iter().map(of).collect());
         }
         program
     }
 
+    fn devices(&self) -> &[DeviceId] {
+        self.groups.devices()
+    }
+
     /// Returns the number of microbatches per device.
     pub fn rounds(&self) -> u64 {
-        self.context.workload().microbatches / self.devices.len().max(1) as u64
+        self.context.workload().microbatches / self.devices().len().max(1) as u64
     }
 
     /// Leaves another `bytes` free on every device.
@@ -137,15 +142,15 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
     fn allows(&self, pins: &Pins, choice: ShardedMode, layer: usize) -> bool {
         let Some(layers) = LayerRange::new(layer.into(), layer.into()) else { return false };
         choice.stage(self.context, layers).is_some_and(|stage| {
-            pins.allow_shared(self.context, self.devices.iter().copied(), &stage)
-                && self.devices.iter().all(|device| pins.allows_layer(layer, device.index()))
+            pins.allow_shared(self.context, self.devices().iter().copied(), &stage)
+                && self.devices().iter().all(|device| pins.allows_layer(layer, device.index()))
         })
     }
 
     /// Returns the load and memory of one of `units`; none where the choice is impossible.
     fn load(&self, choice: ShardedMode, units: &[LayerRange], room: &StageDivision) -> Option<Load> {
         let stage = choice.stage(self.context, *units.first()?)?;
-        let mut busy = Busy::new(self.context, self.devices.clone(), self.phased);
+        let mut busy = Busy::new(self.context, self.groups.clone(), self.phased);
         let gathers = match room {
             StageDivision::Divided { divided, gathers, .. } => {
                 let first = divided.iter().position(|layers| units.first() == Some(layers)).unwrap_or_default();
@@ -158,7 +163,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
         busy.stage(&stage, gathers);
         let able =
             |device: &&DeviceId| stage.layers.iter().all(|layer| self.context.cost.time(layer, **device).is_some());
-        if !self.devices.iter().all(|device| able(&device)) || (choice.recomputed && !self.saves(&stage)) {
+        if !self.devices().iter().all(|device| able(&device)) || (choice.recomputed && !self.saves(&stage)) {
             return None;
         }
         let need = |(at, device): (usize, &DeviceId)| match room {
@@ -168,7 +173,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
             }
             StageDivision::Any { recomputed } => self.least_need(*device, choice, (units, *recomputed)),
         };
-        Some(Load { choice, lanes: busy.into_lanes(), needs: self.devices.iter().enumerate().map(need).collect() })
+        Some(Load { choice, lanes: busy.into_lanes(), needs: self.devices().iter().enumerate().map(need).collect() })
     }
 
     /// Returns whether a stage has anything to recompute.
@@ -245,7 +250,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
     /// Adds a row per resource: an iteration takes as long as it is busy.
     fn lanes(&self, all: &Variables, rows: &mut Vec<Constraint>) {
         let mut seen = BTreeSet::new();
-        let mut gathering = Busy::new(self.context, self.devices.clone(), self.phased);
+        let mut gathering = Busy::new(self.context, self.groups.clone(), self.phased);
         gathering.gathering(GIB);
         let rounds = gathering.rounds;
         let gathering = gathering.into_lanes();
@@ -296,7 +301,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
             }
             used.push(some);
         }
-        for (at, device) in self.devices.iter().enumerate() {
+        for (at, device) in self.devices().iter().enumerate() {
             let Any { again, beginning, gradients } = self.any.as_ref().map_or_else(Any::default, |any| any[at]);
             let memory = &memories[self.context.hardware.devices()[*device].memory];
             let usable = memory.usable().saturating_sub(self.left).as_f64() * slack + beginning;
@@ -329,7 +334,7 @@ impl<'p, 'a> ShardedProgram<'p, 'a> {
             }
         }
         let mut hosts: BTreeMap<MemoryId, Vec<usize>> = BTreeMap::new();
-        for (at, device) in self.devices.iter().enumerate() {
+        for (at, device) in self.devices().iter().enumerate() {
             if let Some(host) = self.context.hardware.host_memory(*device) {
                 hosts.entry(host).or_default().push(at);
             }
@@ -365,7 +370,7 @@ pub(crate) fn least((costs, pins): (&CostSums<'_>, &Pins), system: System, deadl
     let longest = costs.layers.max(1).ilog2();
     let rooms = (0..=longest).map(|power| Room::Any { recomputed: 1 << power });
     let all: Vec<(usize, Room)> =
-        shares(&costs.context).flat_map(|shards| rooms.clone().map(move |room| (shards, room))).collect();
+        grouped_shares(&costs.context, pins).flat_map(|shards| rooms.clone().map(move |room| (shards, room))).collect();
     let of_program = |(shards, room)| {
         if deadline.is_some_and(Deadline::over) {
             Bound::NONE

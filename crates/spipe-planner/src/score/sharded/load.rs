@@ -6,7 +6,7 @@ use crate::score::lane::Lane;
 use crate::space::sharded::gathered;
 use spipe_base::{Bytes, DeviceId, LayerRange, MemoryId};
 use spipe_cost::{LayerMemory, LayerTime, SharedLinks};
-use spipe_plan::{Context, Placement, Stage, Weights};
+use spipe_plan::{Context, Placement, ShardGroups, Stage, Weights};
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -20,7 +20,8 @@ use std::{
 /// in each of several rings. Of sockets with equal devices near them, the first one stands for all, and so do its devices.
 pub(crate) struct Busy<'b, 'a> {
     pub context: &'b Context<'a>,
-    devices: Vec<DeviceId>,
+    /// The devices, by groups that have a copy of everything.
+    pub groups: ShardGroups,
     links: Arc<SharedLinks>,
     /// The devices that stand for all.
     shown: Vec<usize>,
@@ -32,13 +33,13 @@ pub(crate) struct Busy<'b, 'a> {
     moved: Moved,
 }
 
-/// The bytes that each device receives in its rings, that it receives from the host memory near it, and that it sends
-/// there.
-type Moved = [f64; 3];
+/// The bytes that each device receives in the rings of its group, that it receives from the host memory near it, that it
+/// sends there, and that it receives from other groups.
+type Moved = [f64; 4];
 
 /// Returns the load of the busiest resource, in ms. No iteration of `placement` is shorter.
 pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
-    let mut busy = Busy::new(context, placement.replicas(), placement.update.is_phase());
+    let mut busy = Busy::new(context, placement.shard_groups(), placement.update.is_phase());
     let divided: Vec<LayerRange> = placement.stages.iter().map(|stage| stage.layers).collect();
     let gathers = gathered(context, &divided, (busy.rounds as u64, placement.resident_stages()));
     placement.stages.iter().zip(gathers).for_each(|(stage, gathers)| busy.stage(stage, gathers as f64));
@@ -47,16 +48,17 @@ pub(crate) fn busiest(context: &Context<'_>, placement: &Placement) -> f64 {
 }
 
 impl<'b, 'a> Busy<'b, 'a> {
-    pub fn new(context: &'b Context<'a>, devices: Vec<DeviceId>, phased: bool) -> Self {
+    pub fn new(context: &'b Context<'a>, groups: ShardGroups, phased: bool) -> Self {
+        let devices = groups.devices();
         let rounds = (context.workload().microbatches / devices.len().max(1) as u64) as f64;
-        let links = context.cost.shared_links(context.hardware, &devices);
-        let shown = unlike(context, &devices, &links);
-        Self { context, devices, links, shown, rounds, phased, lanes: BTreeMap::new(), moved: [0.0; 3] }
+        let links = context.cost.shared_links(context.hardware, (devices, groups.size()));
+        let shown = unlike(context, devices, &links);
+        Self { context, groups, links, shown, rounds, phased, lanes: BTreeMap::new(), moved: [0.0; 4] }
     }
 
     /// The devices that stand for all.
     pub fn shown(&self) -> impl Iterator<Item = DeviceId> + '_ {
-        self.shown.iter().map(|at| self.devices[*at])
+        self.shown.iter().map(|at| self.groups.devices()[*at])
     }
 
     fn add(&mut self, lane: Lane, ms: f64) {
@@ -77,21 +79,27 @@ impl<'b, 'a> Busy<'b, 'a> {
         // A stage that stays sends its gradients to its optimizer once, and gets its parameters
         // back once.
         let of_host = if is_streamed(stage) { (gathers, scatters) } else { (f64::from(u8::from(returns)), 1.0) };
-        self.moves(self.transfers(stage, ((gathers, scatters), of_host)));
+        // Shards that stay are added up over groups once, and those that leave before they do so.
+        let sums = if is_streamed(stage) { scatters } else { scatters.min(1.0) };
+        self.moves(self.transfers(stage, ((gathers, scatters, sums), of_host)));
         (0..self.shown.len()).for_each(|shown| self.on_device(self.shown[shown], stage));
     }
 
     /// Adds the time to gather `bytes` of parameters once from the host.
     pub fn gathering(&mut self, bytes: f64) {
-        let count = self.devices.len() as f64;
-        self.moves([bytes * (count - 1.0) / count, bytes / count, 0.0]);
+        let count = self.groups.size() as f64;
+        self.moves([bytes * (count - 1.0) / count, bytes / count, 0.0, 0.0]);
     }
 
     /// Adds bytes that each device moves.
     fn moves(&mut self, moved: Moved) {
         for shown in 0..self.shown.len() {
             let at = self.shown[shown];
-            self.add(Lane::Collecting(self.devices[at]), moved[0] * self.links.slowest[at]);
+            let here = self.groups.devices()[at];
+            self.add(Lane::Collecting(here), moved[0] * self.links.slowest[at]);
+            if moved[3] > 0.0 {
+                self.add(Lane::Summing(here), moved[3] * self.links.slowest_sums[at]);
+            }
         }
         self.moved.iter_mut().zip(moved).for_each(|(all, bytes)| *all += bytes);
     }
@@ -102,7 +110,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         let Some(first) = self.context.cost.layers().next() else { return };
         let returns = self.context.cost.needs_backward(first);
         for shown in 0..self.shown.len() {
-            let (at, here) = (self.shown[shown], self.devices[self.shown[shown]]);
+            let (at, here) = (self.shown[shown], self.groups.devices()[self.shown[shown]]);
             let memory = self.context.cost.memory(first, here);
             let moved = memory.parameters + if returns { memory.gradients } else { Bytes::ZERO };
             self.add(Lane::Passes(here), self.ring(moved) * self.links.slowest[at]);
@@ -110,7 +118,7 @@ impl<'b, 'a> Busy<'b, 'a> {
     }
 
     fn on_device(&mut self, at: usize, stage: &Stage) {
-        let (context, here) = (self.context, self.devices[at]);
+        let (context, here) = (self.context, self.groups.devices()[at]);
         let returns = context.backward_of(stage.layers).is_some();
         let forward = |layers: LayerRange| ms_of(context, (layers, here), |time| time.forward);
         let again = stage.recomputed_layers().map_or(0.0, forward);
@@ -160,7 +168,7 @@ impl<'b, 'a> Busy<'b, 'a> {
         let socket = self.host_of(device, stage).and_then(|host| context.hardware.memories()[host].device);
         let steps = socket.unwrap_or(device);
         let trained: u64 = stage.layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
-        (steps, context.cost.optimizer_time(trained / self.devices.len() as u64, steps).to_ms())
+        (steps, context.cost.optimizer_time(trained / self.groups.size() as u64, steps).to_ms())
     }
 
     /// The time for which the busiest device or socket updates its shards of a stage, in ms, and
@@ -176,36 +184,46 @@ impl<'b, 'a> Busy<'b, 'a> {
     }
 
     /// The bytes that each device moves for a stage that is gathered `gathers` times and whose gradients are scattered
-    /// `scatters` times: in the rings, and from and to its host. They are the same on all devices.
-    fn transfers(&self, stage: &Stage, ((gathers, scatters), (from_host, to_host)): ((f64, f64), (f64, f64))) -> Moved {
-        let (context, here, count) = (self.context, self.devices[0], self.devices.len());
+    /// `scatters` times: in the rings, and from and to its host; and for `sums` sums over groups. They are the same on all
+    /// devices.
+    fn transfers(
+        &self,
+        stage: &Stage,
+        ((gathers, scatters, sums), (from_host, to_host)): ((f64, f64, f64), (f64, f64)),
+    ) -> Moved {
+        let (context, here, count) = (self.context, self.groups.devices()[0], self.groups.size());
         let bytes = |part: fn(&LayerMemory) -> Bytes| bytes_of(context, (stage.layers, here), part);
         let (parameters, gradients) = (bytes(|memory| memory.parameters), bytes(|memory| memory.gradients));
         let received = gathers * self.ring(parameters) + scatters * self.ring(gradients);
-        if self.host_of(here, stage).is_none() {
-            return [received, 0.0, 0.0];
-        }
         let part = |bytes: Bytes| bytes.as_f64() / count as f64;
+        let groups = self.groups.count() as f64;
+        let summed = sums * 2.0 * (groups - 1.0) / groups * part(gradients);
+        if self.host_of(here, stage).is_none() {
+            return [received, 0.0, 0.0, summed];
+        }
         // A stage that stays on the device gets back what its step has changed.
         let inward = if is_streamed(stage) { parameters } else { bytes(|memory| memory.updated) };
         let returns = context.backward_of(stage.layers).is_some();
-        [received, from_host * part(inward), if returns { to_host * part(gradients) } else { 0.0 }]
+        [received, from_host * part(inward), if returns { to_host * part(gradients) } else { 0.0 }, summed]
     }
 
-    /// The time to gather a stage on all devices at once, and that to scatter its gradients, in ms.
-    pub fn passing(&self, stage: &Stage) -> [f64; 2] {
-        let streams = f64::from(u8::from(is_streamed(stage)));
-        let slowest = self.links.slowest.iter().copied().fold(0.0, f64::max);
-        [(1.0, 0.0), (0.0, 1.0)].map(|(gathers, scatters)| {
-            let moved = self.transfers(stage, ((gathers, scatters), (streams * gathers, streams * scatters)));
+    /// The time to gather a stage on all devices at once, and that to scatter its gradients, in ms, with the sum over
+    /// groups where they leave; then that of the sum where they stay.
+    pub fn passing(&self, stage: &Stage) -> [f64; 3] {
+        let leaves = f64::from(u8::from(is_streamed(stage)));
+        let most = |slowest: &[f64]| slowest.iter().copied().fold(0.0, f64::max);
+        let (slowest, slowest_sum) = (most(&self.links.slowest), most(&self.links.slowest_sums));
+        let [gather, scatter, sum] = [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)].map(|rings| {
+            let moved = self.transfers(stage, (rings, (leaves * rings.0, leaves * rings.1)));
             let links = self.links.loads.iter().map(|(_, load)| sum(load, &moved));
-            links.fold(moved[0] * slowest, f64::max)
-        })
+            links.fold((moved[0] * slowest).max(moved[3] * slowest_sum), f64::max)
+        });
+        [gather, scatter + leaves * sum, (1.0 - leaves) * sum]
     }
 
     /// The bytes that a device receives of `bytes` in a ring.
     fn ring(&self, bytes: Bytes) -> f64 {
-        let count = self.devices.len() as u64;
+        let count = self.groups.size() as u64;
         (bytes.get() / count * (count - 1)) as f64
     }
 }

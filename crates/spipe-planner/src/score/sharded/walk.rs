@@ -17,6 +17,8 @@ struct SharedStageTimes {
     backward: f64,
     gather: f64,
     scatter: f64,
+    /// The sum over groups, once in an iteration.
+    sum: f64,
     step: f64,
     /// Whether the optimizer step runs on a socket, so that the next gather waits for it.
     on_host: bool,
@@ -38,16 +40,16 @@ struct IterationShape {
 
 /// Estimates the iteration time of `placement`, in ms.
 pub(crate) fn estimate(context: &Context<'_>, placement: &Placement) -> f64 {
-    let devices = placement.replicas();
+    let groups = placement.shard_groups();
     let phased = placement.update.is_phase();
     let shape = IterationShape {
-        rounds: context.workload().microbatches / devices.len().max(1) as u64,
+        rounds: context.workload().microbatches / groups.devices().len().max(1) as u64,
         resident: placement.resident_stages(),
         first: placement.stages.iter().position(|stage| context.backward_of(stage.layers).is_some()),
         urgent: placement.update.is_urgent(),
         together: phased || context.workload().checks_gradients(),
     };
-    let busy = Busy::new(context, devices, phased);
+    let busy = Busy::new(context, groups, phased);
     let times: Vec<SharedStageTimes> = placement.stages.iter().map(|stage| busy.times(stage)).collect();
     of_stages(&times, shape)
 }
@@ -79,9 +81,9 @@ impl Busy<'_, '_> {
         let again = stage.recomputed_layers().map_or(0.0, forward);
         let backward = again + slowest(stage.layers, LayerTime::backward);
         let forward = forward(stage.layers);
-        let [gather, scatter] = self.passing(stage);
+        let [gather, scatter, sum] = self.passing(stage);
         let (step, on_host) = self.stepping(stage);
-        SharedStageTimes { forward, backward, gather, scatter, step, on_host }
+        SharedStageTimes { forward, backward, gather, scatter, sum, step, on_host }
     }
 }
 
@@ -157,10 +159,15 @@ impl<'w> ShardedWalk<'w> {
     fn step(&mut self) {
         let Some(first) = self.shape.first else { return };
         let count = self.times.len();
-        let last = self.scattered.last().copied().unwrap_or_default();
         let gradients = self.scattered.len() - (count - first);
-        let ready =
-            |stage: usize| if self.shape.together { last } else { self.scattered[gradients + count - 1 - stage] };
+        let mut summed: f64 = 0.0;
+        let sums = self.scattered[gradients..].iter().zip((first..count).rev()).map(|(scattered, stage)| {
+            summed = summed.max(*scattered) + self.times[stage].sum;
+            summed
+        });
+        let complete: Vec<f64> = sums.collect();
+        let last = complete.last().copied().unwrap_or_default();
+        let ready = |stage: usize| if self.shape.together { last } else { complete[count - 1 - stage] };
         let mut left: Vec<(f64, usize)> = (first..count).rev().map(|stage| (ready(stage), stage)).collect();
         let mut free: f64 = 0.0;
         while let Some((earliest, _)) = left.first().copied() {
@@ -186,7 +193,7 @@ mod tests {
     const STAGES: usize = 6;
 
     fn stage() -> SharedStageTimes {
-        SharedStageTimes { forward: 1.0, backward: 2.0, gather: 0.0, scatter: 0.0, step: 0.0, on_host: true }
+        SharedStageTimes { forward: 1.0, backward: 2.0, gather: 0.0, scatter: 0.0, sum: 0.0, step: 0.0, on_host: true }
     }
 
     fn shape(rounds: u64) -> IterationShape {
@@ -229,6 +236,15 @@ mod tests {
         let of = |rounds: u64| estimated(|_| SharedStageTimes { scatter, ..stage() }, shape(rounds));
         let of_round = (of(12) - of(8)) / 4.0;
         assert!((of_round / scatter / STAGES as f64 - 1.0).abs() < 0.05, "{of_round}");
+    }
+
+    #[test]
+    fn sums_over_groups_come_once() {
+        let sum = 100.0;
+        let of = |rounds: u64| estimated(|_| SharedStageTimes { sum, step: 0.1, ..stage() }, shape(rounds));
+        // A round more is computed beside them.
+        equal((of(12) - of(8)) / 4.0, (3 * STAGES) as f64);
+        assert!(of(1) > sum * STAGES as f64, "{}", of(1));
     }
 
     #[test]

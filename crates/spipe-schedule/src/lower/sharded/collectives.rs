@@ -16,6 +16,27 @@ pub(super) struct Whole {
     pub shard: Bytes,
 }
 
+/// A device's part in the reduction of a tensor's gradients.
+pub(super) struct Reduction {
+    pub at: usize,
+    pub what: Whole,
+    /// The sum of its shard, whose version is the number of earlier additions.
+    pub sum: Access,
+    /// The memory of the sum.
+    pub home: MemoryId,
+}
+
+impl Reduction {
+    /// The sum before, if there is one.
+    fn added(&self) -> Option<Access> {
+        (self.sum.version > 0).then_some(self.sum)
+    }
+
+    fn next(&self) -> Access {
+        Access::new(self.sum.buffer, self.sum.version + 1)
+    }
+}
+
 impl ShardedLowering<'_> {
     /// Adds the gather of a stage's parameters on a device: its own shard from the host, if it is
     /// there, and the others from the other devices. A single device copies the whole tensor from
@@ -27,7 +48,7 @@ impl ShardedLowering<'_> {
         let mut own = self.shard(at, owner, what.content);
         let mut first = None;
         let whole = self.builder.buffer(what.content, memory, what.whole, Lifetime::Transient);
-        if home != memory && self.devices.len() == 1 {
+        if home != memory && self.groups.size() == 1 {
             let kind = ActionKind::Copy(Payload::WeightsIn);
             let accesses = (vec![own], vec![Access::new(whole, 1)]);
             let copy = self.copy(at, (kind, what.subject), (home, memory, what.whole), accesses);
@@ -45,72 +66,95 @@ impl ShardedLowering<'_> {
             first = Some(copy);
             own = Access::new(arrived, 1);
         }
-        let others = (0..self.participants.len()).filter(|other| *other != at);
+        let others = self.group_of(at).filter(|other| *other != at);
         let reads = std::iter::once(own).chain(others.clone().map(|other| self.shard(other, owner, what.content)));
         let reads = (reads.collect(), vec![Access::new(whole, 1)]);
-        let gather = self.collective(at, lane, (Collective::AllGather, what), reads);
+        let flows = self.ring(at, (CollectiveKind::AllGather, what.whole));
+        let gather = self.collective(lane, (Collective::AllGather, what.subject), flows, reads);
         others.for_each(|other| self.uses_shard(other, gather));
         self.make_room(at, (first.unwrap_or(gather), gather));
         whole
     }
 
-    /// Adds the reduce-scatter of `gradients` on a device: its shard is added to the sum in memory
-    /// `home`, whose version is the number of earlier additions.
-    pub(super) fn reduce_whole(
-        &mut self,
-        at: usize,
-        what: &Whole,
-        (sum, home): (Access, MemoryId),
-        gradients: &[BufferId],
-    ) -> ActionId {
-        let here = &self.participants[at];
-        let (memory, lane) = (here.memory, here.collective);
-        let mut reads: Vec<Access> = gradients.iter().map(|gradients| Access::new(*gradients, 1)).collect();
-        let added = (sum.version > 0).then_some(sum);
-        let next = Access::new(sum.buffer, sum.version + 1);
-        if home == memory {
-            reads.extend(added);
-            return self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![next]));
+    /// Adds the reduction of `gradients` on some devices: the reduce-scatter within each group, of which each device adds
+    /// its shard to the sum. Where sums are in host memory, groups add up their shards before these leave. Returns the
+    /// last action of each device.
+    pub(super) fn reduce_whole(&mut self, all: &[Reduction], gradients: &[BufferId]) -> Vec<ActionId> {
+        let stays = all.first().is_some_and(|first| first.home == self.participants[first.at].memory);
+        if stays {
+            return all.iter().map(|this| self.scatter(this, gradients)).collect();
         }
-        if self.devices.len() > 1 {
-            let leaving = self.builder.part(self.share(at), what.content, memory, (what.shard, Lifetime::Transient));
-            let leaving = Access::new(leaving, 1);
-            self.collective(at, lane, (Collective::ReduceScatter, what), (reads, vec![leaving]));
-            reads = vec![leaving];
-        }
-        reads.extend(added);
-        let out = (ActionKind::Copy(Payload::GradientsOut), what.subject);
-        self.copy(at, out, (memory, home, what.shard), (reads, vec![next]))
+        let leaving = all.iter().map(|this| self.scatter_to_leave(this, gradients)).collect();
+        let leaving = match all.first() {
+            Some(first) => self.sum_over_groups(&first.what, leaving),
+            None => leaving,
+        };
+        all.iter().zip(leaving).map(|(this, leaving)| self.leave(this, leaving)).collect()
     }
 
-    fn collective(
+    /// Adds a reduce-scatter whose result is added to the sum on the device.
+    fn scatter(&mut self, this: &Reduction, gradients: &[BufferId]) -> ActionId {
+        let mut reads = self.of_group(this.at, gradients);
+        reads.extend(this.added());
+        self.reduce_scattered(this, (reads, vec![this.next()]))
+    }
+
+    /// Adds a reduce-scatter whose result leaves for the host. A device by itself has the gradients already.
+    fn scatter_to_leave(&mut self, this: &Reduction, gradients: &[BufferId]) -> Access {
+        let reads = self.of_group(this.at, gradients);
+        if let ([own], 1) = (reads.as_slice(), self.groups.size()) {
+            return *own;
+        }
+        let held = (this.what.shard, Lifetime::Transient);
+        let memory = self.participants[this.at].memory;
+        let leaving = Access::new(self.builder.part(self.share(this.at), this.what.content, memory, held), 1);
+        self.reduce_scattered(this, (reads, vec![leaving]));
+        leaving
+    }
+
+    fn reduce_scattered(&mut self, this: &Reduction, accesses: (Vec<Access>, Vec<Access>)) -> ActionId {
+        let flows = self.ring(this.at, (CollectiveKind::ReduceScatter, this.what.whole));
+        let lane = self.participants[this.at].collective;
+        self.collective(lane, (Collective::ReduceScatter, this.what.subject), flows, accesses)
+    }
+
+    /// Adds the copy of reduced gradients to the host, where they are added to the sum.
+    fn leave(&mut self, this: &Reduction, leaving: Access) -> ActionId {
+        let out = (ActionKind::Copy(Payload::GradientsOut), this.what.subject);
+        let ends = (self.participants[this.at].memory, this.home, this.what.shard);
+        let reads = std::iter::once(leaving).chain(this.added()).collect();
+        self.copy(this.at, out, ends, (reads, vec![this.next()]))
+    }
+
+    /// The gradients of the devices in the group of device number `at`.
+    fn of_group(&self, at: usize, gradients: &[BufferId]) -> Vec<Access> {
+        self.group_of(at).filter_map(|other| gradients.get(other)).map(|buffer| Access::new(*buffer, 1)).collect()
+    }
+
+    /// Adds a collective's action on one device.
+    pub(super) fn collective(
         &mut self,
-        at: usize,
         lane: LaneId,
-        (collective, what): (Collective, &Whole),
+        (collective, subject): (Collective, Subject),
+        flows: Vec<Flow>,
         (reads, writes): (Vec<Access>, Vec<Access>),
     ) -> ActionId {
-        let flows = self.ring(at, (collective, what.whole));
-        let (kind, subject) = (ActionKind::Collective(collective), what.subject);
+        let kind = ActionKind::Collective(collective);
         self.builder.action(NewAction { lane, kind, subject, reads, writes, work: SimTime::ZERO, flows, guard: None })
     }
 
     /// The flow of a collective to a device from the one before it in a ring or, over computers, in several.
-    pub(super) fn ring(&mut self, at: usize, (collective, bytes): (Collective, Bytes)) -> Vec<Flow> {
-        let count = self.devices.len();
+    pub(super) fn ring(&mut self, at: usize, (kind, bytes): (CollectiveKind, Bytes)) -> Vec<Flow> {
+        let devices = self.groups.devices();
+        let count = devices.len();
         if count == 1 {
             return Vec::new();
         }
         let here = &self.participants[at];
         if let Some(hops) = self.hops.get(at) {
-            let kind = match collective {
-                Collective::AllGather => CollectiveKind::AllGather,
-                Collective::ReduceScatter => CollectiveKind::ReduceScatter,
-                Collective::AllReduce => CollectiveKind::AllReduce,
-            };
             return hops.flows(self.context.hardware, (kind, bytes));
         }
-        let before = self.context.hardware.devices()[self.devices[(at + count - 1) % count]].memory;
+        let before = self.context.hardware.devices()[devices[(at + count - 1) % count]].memory;
         let bytes = Bytes::new(bytes.get() / count as u64 * (count as u64 - 1));
         let flow = route(self.context, before, here.memory, bytes);
         flow.map_err(|fault| self.faults.push(fault)).into_iter().collect()

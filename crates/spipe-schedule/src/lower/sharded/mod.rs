@@ -7,7 +7,8 @@
 //! backward   [read] ─► [weights in] ─► all-gather ─► recompute, backward ─► reduce-scatter ─► [gradients out]
 //! ```
 //!
-//! A collective over n devices is a ring: each device receives (n − 1)/n of the bytes from the one
+//! Where groups have a copy of everything each, collectives are among the devices of a group, and groups add up their
+//! gradients ([`groups`]). A collective over n devices is a ring: each device receives (n − 1)/n of the bytes from the one
 //! before it. A device has a window of gathered stages: those used last, and those being gathered.
 //! A stage that is used again within the window is gathered once: the last stages, whose backward
 //! follows their forward, and the first ones from round to round.
@@ -15,6 +16,7 @@
 mod beside;
 mod collectives;
 mod from_drives;
+mod groups;
 mod optimizer;
 mod participant;
 mod tied;
@@ -30,7 +32,7 @@ use crate::{
     Access, Anchor, Content, Edge, Lifetime, NewAction, Part, Program, ProgramBuilder,
     work::{StageWork, Work},
 };
-use collectives::Whole;
+use collectives::{Reduction, Whole};
 use from_drives::Arrived;
 use participant::{Gathered, Participant, SLOTS};
 use spipe_base::{
@@ -38,7 +40,8 @@ use spipe_base::{
     StageId, Subject,
 };
 use spipe_cost::collectives::is_apart;
-use spipe_plan::{Context, Placement, Use, check_mesh, uses_drives};
+use spipe_plan::{Context, Placement, ShardGroups, Team, Use, check_mesh, uses_drives};
+use std::ops::Range;
 
 /// The most devices of a program that has all of them: those of one computer. The accesses of a program grow with the square
 /// of its devices, since each reads the shards of all others.
@@ -54,7 +57,7 @@ pub(super) fn one_for_all(context: &Context<'_>, placement: &Placement) -> bool 
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
     let table = if one_for_all(context, placement) {
         context.cost.of_one_replica(&placement.mesh)
-    } else if is_apart(context.hardware, &placement.replicas()) {
+    } else if placement.shard_groups().count() > 1 || is_apart(context.hardware, &placement.replicas()) {
         // Each device has its own hops alone.
         context.cost.clone().showing_all()
     } else {
@@ -73,12 +76,15 @@ fn of_shown(context: &Context<'_>, placement: &Placement) -> Result<Program, Fau
 struct ShardedLowering<'a> {
     context: &'a Context<'a>,
     builder: &'a mut ProgramBuilder,
-    /// All devices, each with a shard of everything.
-    devices: Vec<DeviceId>,
+    /// All devices, each with a shard of everything, by groups that have a copy of everything.
+    groups: ShardGroups,
     /// The devices of the program: all of them, or one for all.
     participants: Vec<Participant>,
-    /// By participant, its hops in the rings over several computers or of one for all; empty for the ring of a computer.
+    /// By participant, its hops in the rings of groups, over several computers or of one for all; empty for the ring of a
+    /// computer.
     hops: Vec<Hops>,
+    /// By participant, its hops among the devices with the same shard; empty for one group.
+    sums: Vec<Hops>,
     /// By participant and stage, the output of the forward, and then the gradient of that output.
     outputs: Vec<Vec<Option<BufferId>>>,
     /// By participant and stage, the saved activations.
@@ -100,27 +106,34 @@ struct ShardedLowering<'a> {
 
 impl<'a> ShardedLowering<'a> {
     fn new(context: &'a Context<'a>, placement: &Placement, builder: &'a mut ProgramBuilder) -> Self {
-        let devices = placement.replicas();
-        let share = |at: usize| Part { index: at as u32, of: devices.len() as u32 };
-        let participant =
-            |(at, device): (usize, &DeviceId)| Participant::new(context, placement, (*device, share(at)), builder);
+        let groups = placement.shard_groups();
+        let devices = groups.devices();
+        let (of, several) = (groups.size() as u32, groups.count() > 1);
+        let share = |at: usize| Part { index: groups.shard_of(at) as u32, of };
+        let participant = |(at, device): (usize, &DeviceId)| {
+            Participant::new(context, placement, (*device, share(at), groups.count()), builder)
+        };
         let shown = if context.mesh().data() > 1 { 1 } else { devices.len() };
         let participants: Vec<Participant> = devices.iter().enumerate().take(shown).map(participant).collect();
         let mut faults = Faults::new();
-        let group = [devices.clone()];
-        let mut hops = |device: &DeviceId| {
-            Hops::of(context, (&group, &[*device])).map_err(|fault| faults.push(fault)).unwrap_or_default()
+        let mut hops = |among: &[Team], shown: usize| -> Vec<Hops> {
+            let mut of = |device: &DeviceId| {
+                Hops::of(context, (among, &[*device])).map_err(|fault| faults.push(fault)).unwrap_or_default()
+            };
+            devices.iter().take(shown).map(&mut of).collect()
         };
-        let in_rings = shown < devices.len() || is_apart(context.hardware, &devices);
-        let hops = devices.iter().take(if in_rings { shown } else { 0 }).map(&mut hops).collect();
+        let in_rings = shown < devices.len() || several || is_apart(context.hardware, devices);
+        let sums = hops(&groups.across(), if several { shown } else { 0 });
+        let hops = hops(&groups.groups(), if in_rings { shown } else { 0 });
         let stages = placement.stages.len();
         let none = vec![vec![None; stages]; shown];
         Self {
             context,
             builder,
-            devices,
+            groups,
             participants,
             hops,
+            sums,
             outputs: none.clone(),
             saved: none,
             synchronous_optimizer: placement.update.is_phase(),
@@ -152,12 +165,15 @@ impl<'a> ShardedLowering<'a> {
                 self.leave_shards();
                 let (own, tied): (Vec<BufferId>, Vec<Option<BufferId>>) = gradients.into_iter().unzip();
                 let tied: Vec<BufferId> = tied.into_iter().flatten().collect();
-                for at in 0..count {
-                    self.reduce_scatter(at, stage, &own);
-                    self.reduce_tied(at, stage, &tied);
+                // Groups add up what all devices have scattered.
+                let together = if self.groups.count() > 1 { count } else { 1 };
+                for at in (0..count).step_by(together.max(1)) {
+                    self.reduce_scatter(at..at + together, stage, &own);
+                    self.reduce_tied(at..at + together, stage, &tied);
                 }
             }
         }
+        self.add_up_groups();
         update_all(&mut self);
         self.drives.join_iterations(self.builder);
         self.shelved.join_iterations(self.builder);
@@ -306,7 +322,7 @@ impl<'a> ShardedLowering<'a> {
     }
 
     /// Lets a gather, which begins with `first`, wait for the last use of the stage that it
-    /// replaces. Its collective waits for that on all devices.
+    /// replaces. Its collective waits for that on all devices of the group.
     fn make_room(&mut self, at: usize, (first, gather): (ActionId, ActionId)) {
         if let Some(from) = self.after {
             let (to, anchor, cause) = (first, Anchor::EndToStart, IdleCause::Order);
@@ -316,7 +332,7 @@ impl<'a> ShardedLowering<'a> {
             self.participants[at].gathered_first.push(first);
             return;
         };
-        let here = self.participants.iter().enumerate();
+        let here = self.group_of(at).map(|other| (other, &self.participants[other]));
         let waits: Vec<_> = here.filter_map(|(other, it)| Some((other, *it.computed.get(used)?))).collect();
         for (other, from) in waits {
             let (to, cause) = if other == at { (first, IdleCause::Memory) } else { (gather, IdleCause::Order) };
@@ -325,23 +341,27 @@ impl<'a> ShardedLowering<'a> {
         }
     }
 
-    /// Adds the reduce-scatter of a stage's gradients on a device.
-    fn reduce_scatter(&mut self, at: usize, stage: usize, gradients: &[BufferId]) {
-        let part = &self.participants[at].parts[stage];
-        let Some(sum) = part.gradients else { return };
-        let (layers, bytes, home) = (part.stage.layers, part.bytes, part.home);
-        let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
-        let (whole, shard) = (bytes.gradients, bytes.gradient_shard);
-        let what = Whole { subject, content: Content::Gradients(layers), whole, shard };
-        let last = self.reduce_whole(at, &what, (Access::new(sum, part.accumulated), home), gradients);
-        let here = &mut self.participants[at];
-        here.parts[stage].accumulated += 1;
-        here.reduced.push(last);
+    /// Adds the reduction of a stage's gradients on some devices.
+    fn reduce_scatter(&mut self, devices: Range<usize>, stage: usize, gradients: &[BufferId]) {
+        let reduction = |at: usize| {
+            let part = &self.participants[at].parts[stage];
+            let (layers, bytes) = (part.stage.layers, part.bytes);
+            let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
+            let (whole, shard) = (bytes.gradients, bytes.gradient_shard);
+            let what = Whole { subject, content: Content::Gradients(layers), whole, shard };
+            Some(Reduction { at, what, sum: Access::new(part.gradients?, part.accumulated), home: part.home })
+        };
+        let all: Vec<Reduction> = devices.filter_map(reduction).collect();
+        for (this, last) in all.iter().zip(self.reduce_whole(&all, gradients)) {
+            let here = &mut self.participants[this.at];
+            here.parts[stage].accumulated += 1;
+            here.reduced.push(last);
+        }
     }
 
     /// The part that a device holds of every tensor.
     fn share(&self, at: usize) -> Part {
-        Part { index: at as u32, of: self.devices.len() as u32 }
+        Part { index: self.groups.shard_of(at) as u32, of: self.groups.size() as u32 }
     }
 
     /// The device of the optimizer step of a shard in `memory`: the GPU itself, or the socket to
@@ -387,14 +407,14 @@ impl<'a> ShardedLowering<'a> {
     }
 
     /// Adds the precedences across iterations: the first gathers wait for the last passes of all
-    /// devices, and the first round waits for the last reductions.
+    /// devices of their group, and the first round waits for the last reductions.
     fn join_iterations(&mut self) {
         let lasts: Vec<ActionId> = self.participants.iter().filter_map(|here| here.computed.last().copied()).collect();
         let firsts = self.participants.iter().enumerate();
         let firsts: Vec<(usize, ActionId)> =
             firsts.flat_map(|(at, here)| here.gathered_first.iter().map(move |first| (at, *first))).collect();
         for (at, first) in firsts {
-            for (other, last) in lasts.iter().enumerate() {
+            for (other, last) in self.group_of(at).filter_map(|other| Some((other, lasts.get(other)?))) {
                 let cause = if other == at { IdleCause::Memory } else { IdleCause::Order };
                 let (from, to) = (*last, first);
                 self.builder.edge(Edge {

@@ -53,7 +53,8 @@ impl Updates for ShardedLowering<'_> {
         let subject = Subject { layers: Some(layers), ..Subject::stage(part.id) };
         let sum = Access::new(gradients, part.accumulated);
         let holder = self.steps(at, home);
-        let mut gradients = self.accumulate_tied((at, stage), holder, sum);
+        let complete = part.complete;
+        let mut gradients = complete.unwrap_or_else(|| self.accumulate_tied((at, stage), holder, sum));
         let (device, here) = (self.steps(at, memory), self.participants[at].memory);
         if memory != here && memory != home {
             // Only the optimizer state is on the host.
@@ -82,6 +83,11 @@ impl Updates for ShardedLowering<'_> {
             part: Some(self.share(step.at)),
             norm: read_for_norm(self.context, step.device, part.bytes.gradient_shard),
         }
+    }
+
+    fn counts(&self, step: &Step) -> bool {
+        // Other groups have the same gradients.
+        self.groups.group_of(0).contains(&step.at)
     }
 
     fn update(&mut self, step: &Step) -> Update {
@@ -142,7 +148,7 @@ impl ShardedLowering<'_> {
 
     fn step(&mut self, step: &Step, accesses: (Vec<Access>, Vec<Access>)) -> ActionId {
         let layers = self.participants[step.at].parts[step.stage].stage.layers;
-        let count = self.devices.len() as u64;
+        let count = self.groups.size() as u64;
         let sharers = self.context.steps_on_one_host(self.participants[step.at].device, step.device);
         let parameters = layers.iter().map(|layer| self.context.cost.trained_parameters(layer)).sum::<u64>();
         add_step(self, (step.device, step.lane, step.subject), parameters.div_ceil(count) * sharers, accesses)

@@ -30,6 +30,8 @@ pub(super) struct StagePart {
     pub shelf: Option<MemoryId>,
     /// The number of additions to the gradients.
     pub accumulated: u32,
+    /// The sum of the gradients over all groups, where groups add them up on devices.
+    pub complete: Option<Access>,
     pub bytes: Sizes,
     /// The tied parameters that it borrows from another stage.
     pub borrowed: Option<Borrowed>,
@@ -76,6 +78,8 @@ pub(super) struct Participant {
     pub memory: MemoryId,
     pub compute: LaneId,
     pub collective: LaneId,
+    /// Sums over groups.
+    pub sums: Option<LaneId>,
     pub parts: Vec<StagePart>,
     /// The passes so far, in order.
     pub computed: Vec<ActionId>,
@@ -93,11 +97,11 @@ pub(super) struct Participant {
 }
 
 impl Participant {
-    /// A device that holds part `share` of everything.
+    /// A device that holds part `share` of everything, in one of `groups` groups.
     pub fn new(
         context: &Context<'_>,
         placement: &Placement,
-        (device, share): (DeviceId, Part),
+        (device, share, groups): (DeviceId, Part, usize),
         builder: &mut ProgramBuilder,
     ) -> Self {
         let memory = builder.memory_of(device);
@@ -108,6 +112,7 @@ impl Participant {
             memory,
             compute: builder.lane(device, LaneRole::Compute.name(), LaneRole::Compute),
             collective: builder.lane(device, "collective", LaneRole::Channel),
+            sums: (groups > 1).then(|| builder.lane(device, "all-reduce", LaneRole::Channel)),
             parts,
             computed: Vec::new(),
             reduced: Vec::new(),
@@ -164,6 +169,7 @@ impl StagePart {
             home,
             shelf,
             accumulated: 0,
+            complete: None,
             bytes,
         }
     }

@@ -1,12 +1,16 @@
 //! Tied parameters of layers in two stages. The stage that borrows them gathers them as well, and
 //! the reduced gradients from its use are added to the owner's before the optimizer step.
 
-use super::{ShardedLowering, collectives::Whole};
+use super::{
+    ShardedLowering,
+    collectives::{Reduction, Whole},
+};
 use crate::lower::flows::dram_flow;
 use crate::{Access, Anchor, Content, Edge, Lifetime, NewAction};
 use spipe_base::{ActionKind, BufferId, Bytes, DeviceId, IdleCause, LaneRole, LayerRange, SimTime, StageId, Subject};
 use spipe_model::Tie;
 use spipe_plan::{Context, Placement, Stage, shard};
+use std::ops::Range;
 
 /// The tied parameters that a stage borrows, on one device.
 pub(super) struct Borrowed {
@@ -44,7 +48,7 @@ impl ShardedLowering<'_> {
         let part = &self.participants[at].parts[stage];
         let borrowed = part.borrowed.as_ref()?;
         let content = (Content::Shared(borrowed.tie.user), borrowed.parameters);
-        Some((borrowed.owner, borrowed.whole(part.id, content, self.devices.len())))
+        Some((borrowed.owner, borrowed.whole(part.id, content, self.groups.size())))
     }
 
     /// Adds the gather of borrowed parameters.
@@ -61,28 +65,38 @@ impl ShardedLowering<'_> {
         Some(self.builder.buffer(content, here.memory, borrowed.gradients, Lifetime::Transient))
     }
 
-    /// Adds the reduce-scatter of the gradients of borrowed parameters.
-    pub(super) fn reduce_tied(&mut self, at: usize, stage: usize, gradients: &[BufferId]) {
+    /// Adds the reduction of the gradients of borrowed parameters on some devices.
+    pub(super) fn reduce_tied(&mut self, devices: Range<usize>, stage: usize, gradients: &[BufferId]) {
+        if gradients.is_empty() {
+            return;
+        }
+        let all: Vec<Reduction> = devices.filter_map(|at| self.tied_reduction(at, stage)).collect();
+        for (this, last) in all.iter().zip(self.reduce_whole(&all, gradients)) {
+            let here = &mut self.participants[this.at];
+            if let Some(borrowed) = here.parts[stage].borrowed.as_mut() {
+                (borrowed.sum, borrowed.accumulated) = (Some(this.sum.buffer), this.sum.version + 1);
+            }
+            // The gradients of the stage are out after both reductions: the later one stands for the
+            // two.
+            if let Some(own) = here.reduced.last_mut() {
+                let from = std::mem::replace(own, last);
+                let (anchor, cause) = (Anchor::EndToStart, IdleCause::Order);
+                self.builder.edge(Edge { from, to: last, anchor, distance: 0, lag: SimTime::ZERO, cause });
+            }
+        }
+    }
+
+    /// A device's part in the reduction of the gradients of borrowed parameters.
+    fn tied_reduction(&mut self, at: usize, stage: usize) -> Option<Reduction> {
         let here = &self.participants[at];
         let part = &here.parts[stage];
-        let Some(borrowed) = part.borrowed.as_ref().filter(|_| !gradients.is_empty()) else { return };
+        let borrowed = part.borrowed.as_ref()?;
         let (content, home) = (Content::SharedGradients(borrowed.tie.user), here.parts[borrowed.owner].home);
         let (known, done) = (borrowed.sum, borrowed.accumulated);
-        let what = borrowed.whole(part.id, (content, borrowed.gradients), self.devices.len());
+        let what = borrowed.whole(part.id, (content, borrowed.gradients), self.groups.size());
         let share = self.share(at);
         let sum = known.unwrap_or_else(|| self.builder.part(share, content, home, (what.shard, Lifetime::Transient)));
-        let last = self.reduce_whole(at, &what, (Access::new(sum, done), home), gradients);
-        let here = &mut self.participants[at];
-        if let Some(borrowed) = here.parts[stage].borrowed.as_mut() {
-            (borrowed.sum, borrowed.accumulated) = (Some(sum), done + 1);
-        }
-        // The gradients of the stage are out after both reductions: the later one stands for the
-        // two.
-        if let Some(own) = here.reduced.last_mut() {
-            let from = std::mem::replace(own, last);
-            let (anchor, cause) = (Anchor::EndToStart, IdleCause::Order);
-            self.builder.edge(Edge { from, to: last, anchor, distance: 0, lag: SimTime::ZERO, cause });
-        }
+        Some(Reduction { at, what, sum: Access::new(sum, done), home })
     }
 
     /// Adds the gradients from the use of another stage to the owner's, on `device`.
@@ -92,7 +106,7 @@ impl ShardedLowering<'_> {
         let Some(borrowed) = users.into_iter().find(|borrowed| borrowed.owner == owner) else { return own };
         let Some(arrived) = borrowed.sum.map(|sum| Access::new(sum, borrowed.accumulated)) else { return own };
         let content = (Content::SharedGradients(borrowed.tie.user), borrowed.gradients);
-        let Whole { subject, shard: bytes, .. } = borrowed.whole(here.parts[owner].id, content, self.devices.len());
+        let Whole { subject, shard: bytes, .. } = borrowed.whole(here.parts[owner].id, content, self.groups.size());
         let time = self.context.cost.accumulate_time(bytes, device);
         let role = if self.context.is_cpu(device) { LaneRole::Optimizer } else { LaneRole::Compute };
         let lane = self.builder.lane(device, role.name(), role);

@@ -5,7 +5,7 @@ use spipe_base::{DeviceId, Diagnostic, Faults, LayerRange};
 use spipe_cost::Mode;
 use spipe_hardware::Hardware;
 use spipe_model::Model;
-use spipe_plan::{Activations, FEWEST_OFFLOAD_SLOTS, Knob};
+use spipe_plan::{Activations, FEWEST_OFFLOAD_SLOTS, Knob, check_groups};
 use spipe_planner::{LARGEST_HEAD_START, Named, Pin};
 use std::collections::BTreeSet;
 
@@ -13,6 +13,7 @@ use std::collections::BTreeSet;
 pub fn of(named: &[Named], (model, hardware, mode): (&Model, &Hardware, Mode), spelling: Spelling) -> Faults {
     let mut faults = Faults::new();
     named.iter().filter_map(|pin| alone(pin, (model, mode), spelling)).for_each(|fault| faults.push(fault));
+    named.iter().filter_map(|pin| undivided(pin, (named, hardware))).for_each(|fault| faults.push(fault));
     let pairs = || named.iter().flat_map(|one| named.iter().map(move |other| (one, other)));
     for (one, other) in pairs() {
         if let Some(what) = together(&one.pin, &other.pin, hardware) {
@@ -49,6 +50,17 @@ fn alone(named: &Named, (model, mode): (&Model, Mode), spelling: Spelling) -> Op
         }
         _ => None,
     }
+}
+
+/// The fault of groups that do not divide the GPUs of a machine, or those that a pin says.
+fn undivided(pin: &Named, (named, hardware): (&[Named], &Hardware)) -> Option<Diagnostic> {
+    let Pin::Knob(Knob::ShardGroup, size @ 1..) = pin.pin else { return None };
+    let shards = named.iter().find_map(|named| match named.pin {
+        Pin::Knob(Knob::Shards, shards) => Some(shards as usize),
+        _ => None,
+    });
+    let gpus: Vec<DeviceId> = hardware.gpus().take(shards.unwrap_or(usize::MAX)).collect();
+    check_groups(hardware, &gpus, size).err()
 }
 
 /// Why no plan satisfies both pins, if none does.
