@@ -4,6 +4,8 @@
 mod divided;
 #[path = "meshes/groups.rs"]
 mod groups;
+#[path = "meshes/streamed.rs"]
+mod streamed;
 
 use spipe_base::{DeviceId, LayerRange, SimTime};
 use spipe_cost::{Mode, Parallelism, Workload};

@@ -56,6 +56,11 @@ impl Context<'_> {
         near.and_then(|near| there.get(near).or(there.last()).copied()).unwrap_or(memory)
     }
 
+    /// The replicas that a program has: all of them, or one that stands for all.
+    pub fn shown_replicas(&self) -> usize {
+        if self.cost.shows_all() { self.mesh().replicas.len().max(1) } else { 1 }
+    }
+
     /// The devices for which an action of `lead` stands in a program: all that run its stages or, where the program has
     /// all replicas, its team.
     pub fn shown_by(&self, lead: DeviceId) -> Vec<DeviceId> {

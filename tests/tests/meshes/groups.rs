@@ -135,7 +135,9 @@ fn one_device_takes_the_time_of_all_in_groups() {
                 let error = (short.to_ms() - long.to_ms()).abs() / long.to_ms();
                 // The copies and steps of all devices on a host are one, so that none of them is over before the others. The
                 // larger their shards, the more of them there is.
-                let most = if system == System::Fsdp { 1e-5 } else { 0.1 / size.min(4) as f64 };
+                // Where gathers and sums both cross the network, the slowest hop of either need not be on the same card.
+                let near = size <= 8 && system == System::Fsdp;
+                let most = if near { 1e-5 } else { 0.1 };
                 assert!(error < most, "{nodes} × {name}, groups of {size}, {system}: {short} and {long}");
                 let pin = Named { words: "groups".into(), pin: Pin::Knob(Knob::ShardGroup, size) };
                 let options = spipe_planner::Options { pins: Pins::new(&[pin]).unwrap(), ..Default::default() };

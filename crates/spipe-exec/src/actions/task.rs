@@ -423,7 +423,8 @@ impl ActionBuffers<'_> {
     }
 
     fn gather(&self) -> Result<Task, Missing> {
-        let gathered: ContentTest = |content| PARAMETERS(content) || SHARED(content) || GRADIENTS(content);
+        let gathered: ContentTest =
+            |content| PARAMETERS(content) || SHARED(content) || GRADIENTS(content) || SHARED_GRADIENTS(content);
         let to = self.write(gathered).ok_or(Missing("gathers nothing"))?;
         let mut from = self.all(self.program.reads(self.action), gathered);
         from.sort_by_key(|buffer| self.program.buffers()[*buffer].part);

@@ -56,6 +56,30 @@ fn replicas_train_what_one_device_trains() {
     }
 }
 
+/// Replicas that stream from copies of their own on the host.
+#[test]
+fn streamed_replicas_train_what_one_device_trains() {
+    let shared = tied();
+    let rounds: &[&str] =
+        &["gpu0 0..1 streamed recompute", "gpu2 2..2 streamed recompute", "gpu0 3..4 streamed recompute"];
+    let tied_rounds: &[&str] = &["gpu0 0..1 streamed recompute", "gpu2 2..3 streamed recompute"];
+    let backward: &[&str] = &["gpu2 0..2 streamed recompute", "gpu0 3..4 streamed recompute"];
+    let streamed = [
+        Setup { system: System::Mobius, stages: rounds, ..two() },
+        Setup { system: System::Superpipeline, stages: rounds, clip_norm: Some(0.1), ..two() },
+        Setup { system: System::Mobius, model: &shared, stages: tied_rounds, ..two() },
+        Setup { system: System::Spipe, stages: rounds, backward, ..two() },
+        Setup { system: System::Spipe, stages: rounds, backward, clip_norm: Some(0.1), ..two() },
+    ];
+    for setup in streamed {
+        let (plain, report) = both(&setup, Backend::Ndarray, STEPS);
+        losses_are_near(&setup, &report.losses, &plain.losses, 1e-6);
+        assert!(report.losses[STEPS as usize - 1] < report.losses[0], "{setup:?}: {:?}", report.losses);
+        let (_, again) = both(&setup, Backend::Ndarray, STEPS);
+        assert_eq!(report.losses, again.losses, "{setup:?}");
+    }
+}
+
 /// Scaled losses are checked over all stages of one replica: all replicas have the same gradients.
 #[test]
 fn replicas_in_16_bits_follow_plain_training() {

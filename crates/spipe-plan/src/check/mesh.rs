@@ -126,8 +126,8 @@ fn check_replicas(context: &Context<'_>, placement: &Placement, faults: &mut Fou
         return;
     }
     if matches!(placement.order, OrderKind::Rounds(_)) {
-        let message = "replicas of stages that stream their parameters are in no Program yet";
-        faults.push(Diagnostic::error(message).hint("use one replica, or the order of a pipeline"));
+        check_streamed(mesh, faults);
+        return;
     }
     if placement.gradients_leave == GradientsLeave::EachMicrobatch {
         let message = "replicas reduce the sums of their gradients on devices, but these leave after each microbatch";
@@ -141,6 +141,19 @@ fn check_replicas(context: &Context<'_>, placement: &Placement, faults: &mut Fou
     if let Some((id, _)) = hosted.filter(|_| mesh.state_parts() == 1) {
         let message = format!("the hosts of {} replicas would each step all of stage `{id}`", mesh.holders());
         faults.push_at(id, Diagnostic::error(message).hint("divide the optimizer among them: sharding `optimizer`"));
+    }
+}
+
+/// Checks that each replica of stages in rounds has a copy of everything.
+fn check_streamed(mesh: &Mesh, faults: &mut Found<'_>) {
+    if mesh.state_parts() > 1 {
+        let message = "each replica streams from a copy of its own on its host, of which the optimizer is a part";
+        faults.push(Diagnostic::error(message).hint("divide nothing: sharding `none`, or use the order of a pipeline"));
+    }
+    if mesh.context > 1 || mesh.expert > 1 {
+        let message =
+            "stages that stream their parameters on devices that divide sequences or experts are in no Program yet";
+        faults.push(Diagnostic::error(message).hint("use replicas and tensor parallelism, or the order of a pipeline"));
     }
 }
 

@@ -88,7 +88,7 @@ pub fn check_groups(hardware: &Hardware, devices: &[DeviceId], size: u64) -> Res
     } else {
         format!("{count} GPUs cannot be divided into groups of {size}")
     };
-    Err(Diagnostic::error(message).hint(format!("use groups of {}", nearest(size.min(count), count, divides))))
+    Err(Diagnostic::error(message).hint(format!("use groups of {}", nearest(size.min(count + 1), count, divides))))
 }
 
 /// The fault of a replica of several teams or devices, or of one that is no GPU.

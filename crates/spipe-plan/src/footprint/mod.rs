@@ -55,8 +55,10 @@ fn on_all_runners(context: &Context<'_>, placement: &Placement, leads: Footprint
     let stages: Vec<&Stage> = placement.all_stages().collect();
     let mut all = Footprint::new();
     for (memory, needs) in leads {
+        // What a lead needs in its own memory may be under the stage of another one.
+        let own = context.hardware.memories()[memory].device.filter(|device| context.mesh().team(*device).is_some());
         for (id, need) in needs {
-            let Some(lead) = stages.get(id.index()).map(|stage| stage.lead()) else { continue };
+            let Some(lead) = own.or_else(|| stages.get(id.index()).map(|stage| stage.lead())) else { continue };
             for device in context.runners(lead) {
                 add(&mut all, context.counterpart(memory, (lead, device)), (id, need));
             }

@@ -29,6 +29,13 @@ pub struct ProgramBuilder {
     sharers: BTreeMap<(DeviceId, MemoryId), u64>,
 }
 
+impl Default for ProgramBuilder {
+    /// A builder of a program without requirements.
+    fn default() -> Self {
+        Self::new(Shape::default())
+    }
+}
+
 impl ProgramBuilder {
     /// An empty program.
     pub fn new(shape: Shape) -> Self {
@@ -172,6 +179,11 @@ impl ProgramBuilder {
     /// The memory of `device`.
     pub fn memory_of(&self, device: DeviceId) -> MemoryId {
         self.program.devices[device].memory
+    }
+
+    /// The content of a buffer.
+    pub fn content_of(&self, buffer: BufferId) -> Content {
+        self.program.buffers[buffer].content
     }
 
     /// The bytes of a buffer.

@@ -263,7 +263,7 @@ pub struct Lane {
 }
 
 /// The requirements of an iteration, against which the checker counts forwards and backwards.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// The name of the program: system, model and machine.
     pub name: String,

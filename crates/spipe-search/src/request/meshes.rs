@@ -449,7 +449,9 @@ fn replicas(gpus: &[DeviceId], [tensor, pipeline, data]: [u64; 3]) -> Vec<Vec<Te
 
 /// Whether a system runs on the teams of a mesh.
 pub fn suits(system: System, mesh: &Mesh) -> bool {
-    let streams = !system.preset().order.is_pipeline();
+    // Each replica of a system that streams has a copy of everything.
+    let whole = mesh.sharding == Sharding::None && mesh.context == 1 && mesh.expert == 1;
+    let streams = !system.preset().order.is_pipeline() && !whole;
     let hosted = system.steps_on_host() && mesh.sharding == Sharding::None;
     let delayed = system.preset().update == Update::Delayed;
     let on_replicas = mesh.holders() == 1 || !(streams || hosted || delayed);

@@ -3,7 +3,7 @@
 use crate::{
     Context, ExchangePolicy, Exchanges, InFlight, Knob, Placement, Stage, Visit, Weights,
     footprint::stage::{
-        Boundary, Footprint, StageFootprint, add, input_bytes, recomputed_bytes, stage_footprint, tied_state,
+        Boundary, Footprint, StageFootprint, add, input_bytes, recomputed_bytes, shard, stage_footprint, tied_state,
     },
 };
 use spipe_base::{Bytes, DeviceId, LayerId, StageId};
@@ -112,6 +112,12 @@ impl Here<'_> {
         own + self.context.model.borrows(stage.layers).map_or(Bytes::ZERO, |tie| tied(self.memory(tie.user)))
     }
 
+    /// The part of gradients that a device has beside them while replicas sum them.
+    fn summed(&self, gradients: Bytes) -> Bytes {
+        let holders = self.context.mesh().holders();
+        if holders > 1 { shard(gradients, holders as usize) } else { Bytes::ZERO }
+    }
+
     /// The bytes of a chunk that are held throughout.
     fn state(&self, stage: &Stage) -> Bytes {
         let sum = |part: fn(&LayerMemory) -> Bytes| stage.layers.iter().map(|layer| part(self.memory(layer))).sum();
@@ -119,7 +125,8 @@ impl Here<'_> {
             return sum(|memory| memory.cache);
         }
         let state: Bytes = sum(LayerMemory::state);
-        state + tied_state(self.context, self.placement, stage)
+        let summed = if self.training { self.summed(sum(|memory| memory.gradients)) } else { Bytes::ZERO };
+        state + summed + tied_state(self.context, self.placement, stage)
     }
 
     /// The bytes that a chunk holds for each microbatch: its input until its backward, and its
@@ -193,7 +200,10 @@ impl Here<'_> {
     /// of the chunk being copied out ([`crate::GRADIENT_SLOTS`]). The last ones have left when a
     /// chunk with their layers arrives for the next forward.
     fn gradients(&self, visits: &[(Visit, Stage)]) -> Vec<Bytes> {
-        let of = |stage: &Stage| self.sum(stage, [|memory| memory.gradients, |memory| memory.tied_gradients]);
+        let of = |stage: &Stage| {
+            let all = self.sum(stage, [|memory| memory.gradients, |memory| memory.tied_gradients]);
+            all + self.summed(all)
+        };
         let leave =
             |(visit, stage): &&(Visit, Stage)| visit.backward && Self::streams(stage) && of(stage) > Bytes::ZERO;
         let leaving: Vec<(Visit, Stage)> = visits.iter().filter(leave).copied().collect();

@@ -27,7 +27,7 @@ use tied::Borrowed;
 
 /// The program of a pipeline.
 pub(super) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
-    let order = order_of(context, placement)?.repeated(replicas::shown(context));
+    let order = order_of(context, placement)?.repeated(context.shown_replicas());
     let mut builder = machine(context, placement);
     PipelineLowering::new(context, placement, &order, &mut builder).run(&order)?;
     builder.build()

@@ -18,11 +18,6 @@ use spipe_cost::LayerMemory;
 use spipe_hardware::CollectiveKind;
 use spipe_plan::{Context, Placement, Stage};
 
-/// The replicas that a program has.
-pub(super) fn shown(context: &Context<'_>) -> usize {
-    if context.cost.shows_all() { context.mesh().replicas.len().max(1) } else { 1 }
-}
-
 /// The stages of the replicas that a program has, each under its id in a placement.
 pub(super) fn stages(context: &Context<'_>, placement: &Placement) -> Vec<(StageId, Stage)> {
     let in_replica = |replica: usize| {
@@ -31,7 +26,7 @@ pub(super) fn stages(context: &Context<'_>, placement: &Placement) -> Vec<(Stage
             (id, context.as_run_by(stage, lead))
         })
     };
-    (0..shown(context)).flat_map(in_replica).collect()
+    (0..context.shown_replicas()).flat_map(in_replica).collect()
 }
 
 impl PipelineLowering<'_> {

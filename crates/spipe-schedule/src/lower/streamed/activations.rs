@@ -4,8 +4,8 @@
 use super::{StreamedLowering, Visit};
 use crate::{Access, Anchor, Content, Edge};
 use spipe_base::{
-    ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerId, MicrobatchId,
-    Payload, SimTime, Subject,
+    ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerId, Payload, SimTime,
+    Subject,
 };
 
 /// A tensor that passes from one chunk to another.
@@ -22,7 +22,7 @@ impl StreamedLowering<'_> {
         for chunk in 1..self.spec.forward.len() {
             let (from, to) = (Visit { backward: false, chunk: chunk - 1 }, Visit { backward: false, chunk });
             for microbatch in 0..self.spec.microbatches {
-                let id = MicrobatchId::from(microbatch);
+                let id = self.id(microbatch);
                 let content = Content::Activation(self.chunk(from).layers.last(), id);
                 let bytes = self.chunk(from).output;
                 let output = self.on_device(from, content, bytes);
@@ -51,7 +51,7 @@ impl StreamedLowering<'_> {
             let from = Visit { backward: false, chunk: maker };
             let at_the_end = self.chunk(from).layers.last().index() + 1 == first;
             for microbatch in 0..self.spec.microbatches {
-                let (id, bytes) = (MicrobatchId::from(microbatch), self.chunk(to).input);
+                let (id, bytes) = (self.id(microbatch), self.chunk(to).input);
                 let content = Content::Checkpoint(LayerId::from(first - 1), id);
                 let next = self.inputs.get(&(maker + 1, microbatch)).copied().filter(|_| at_the_end);
                 let user = self.spec.forward.get(maker + 1).map(|next| next.device);
@@ -83,7 +83,7 @@ impl StreamedLowering<'_> {
         for chunk in (1..self.spec.backward.len()).filter(|chunk| self.spec.backward[*chunk].passes_gradient) {
             let (from, to) = (Visit { backward: true, chunk }, Visit { backward: true, chunk: chunk - 1 });
             for microbatch in 0..self.spec.microbatches {
-                let id = MicrobatchId::from(microbatch);
+                let id = self.id(microbatch);
                 let content = Content::Gradient(self.chunk(to).layers.last(), id);
                 let bytes = self.chunk(from).input;
                 let outgoing = self.on_device(from, content, bytes);

@@ -117,7 +117,11 @@ pub fn bare_streamed(
         streams: times.load > SimTime::ZERO,
         ..spec(microbatches)
     };
-    StreamedLowering::build(&spec, &PerUnit { host, load: times.load, evict: SimTime::ZERO }, builder)
+    StreamedLowering::build(
+        std::slice::from_ref(&spec),
+        &PerUnit { host, load: times.load, evict: SimTime::ZERO },
+        builder,
+    )
 }
 
 /// The times of one unit of Superpipeline.
@@ -179,7 +183,11 @@ pub fn bare_superpipeline_after(
     let write_back = times.evict > SimTime::ZERO;
     let exchange = ExchangePolicy { resident, swap, ..PAIR };
     let spec = Spec { forward, exchange, preloaded, write_back, streams: true, ..spec(1) };
-    StreamedLowering::build(&spec, &PerUnit { host, load: times.load, evict: times.evict }, builder)
+    StreamedLowering::build(
+        std::slice::from_ref(&spec),
+        &PerUnit { host, load: times.load, evict: times.evict },
+        builder,
+    )
 }
 
 /// Double buffering: one chunk computes while the next one arrives.

@@ -46,9 +46,9 @@ impl StreamedLowering<'_> {
         let transfer = self.links.copy(shelf, piece.home, moved)?;
         let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(first)) };
         let ends = (vec![Access::new(piece.buffer, 0)], vec![staged]);
-        let read = copy_all(self.builder, shelf, (Payload::WeightsIn, subject, transfer), ends);
+        let read = copy_all(&mut self.builder, shelf, (Payload::WeightsIn, subject, transfer), ends);
         let device = self.chunk(first).device;
-        self.loads.enter(self.builder, (device, read));
+        self.loads.enter(&mut self.builder, (device, read));
         Ok(staged)
     }
 
@@ -78,8 +78,8 @@ impl StreamedLowering<'_> {
         let staged: Vec<Access> = pieces.iter().zip(&bytes).map(stage).collect();
         let kept = pieces.iter().map(|piece| Access::new(piece.buffer, 0)).collect();
         let what = (Payload::WeightsIn, complete.subject, transfer);
-        let read = copy_all(self.builder, shelf, what, (kept, staged.clone()));
-        self.shelved.enter(self.builder, (queue, home), read);
+        let read = copy_all(&mut self.builder, shelf, what, (kept, staged.clone()));
+        self.shelved.enter(&mut self.builder, (queue, home), read);
         Ok((staged, Some(read)))
     }
 
@@ -91,7 +91,8 @@ impl StreamedLowering<'_> {
         let bytes = before.iter().map(|one| self.builder.bytes_of(one.buffer)).sum();
         let transfer = self.links.copy(home, shelf, bytes)?;
         let kept = self.parameters_at(complete, 1);
-        let written = copy_all(self.builder, shelf, (Payload::WriteBack, complete.subject, transfer), (stepped, kept));
+        let written =
+            copy_all(&mut self.builder, shelf, (Payload::WriteBack, complete.subject, transfer), (stepped, kept));
         self.shelved.leave((queue, home), (read, written));
         Ok(())
     }

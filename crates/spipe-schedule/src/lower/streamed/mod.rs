@@ -20,6 +20,7 @@ mod from_drives;
 mod optimizer;
 mod placement;
 mod priority;
+mod replicas;
 mod tied;
 mod weights;
 
@@ -30,11 +31,12 @@ use super::{
     drives::{DriveStates, Loads},
     flows::Transfer,
 };
-use crate::{Access, Content, Edge, Lifetime, NewAction, Program, ProgramBuilder, Stage as ProgramStage};
+use crate::{Access, Content, Edge, Flow, Lifetime, NewAction, Program, ProgramBuilder, Stage as ProgramStage};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, LayerRange, MemoryId,
     MicrobatchId, SimTime, StageId, Subject,
 };
+use spipe_hardware::CollectiveKind;
 use spipe_plan::{ExchangePolicy, Visit};
 use std::collections::BTreeMap;
 use tied::Borrowed;
@@ -118,9 +120,19 @@ impl Chunk {
     }
 }
 
-/// The cost of copies.
+/// The cost of copies and collectives.
 trait Links {
     fn copy(&self, from: MemoryId, to: MemoryId, bytes: Bytes) -> Result<Transfer, Faults>;
+
+    /// The replicas that hold the same parameters.
+    fn holders(&self) -> usize {
+        1
+    }
+
+    /// The flows of a collective of `bytes` into a device, among all that run the same chunk.
+    fn collective(&self, _device: DeviceId, _what: (CollectiveKind, Bytes)) -> Result<Vec<Flow>, Faults> {
+        Ok(Vec::new())
+    }
 }
 
 /// When optimizer steps run.
@@ -178,7 +190,12 @@ type Key = (usize, usize);
 struct StreamedLowering<'a> {
     spec: &'a Spec,
     links: &'a dyn Links,
-    builder: &'a mut ProgramBuilder,
+    /// The program so far, while this replica adds to it.
+    builder: ProgramBuilder,
+    /// Its place among the replicas of the program.
+    replica: usize,
+    /// Whether gradients are summed over replicas after the last microbatch.
+    summed: bool,
     parameters: Vec<weights::Piece>,
     /// The parameters on the device, by visit.
     weights: BTreeMap<Visit, BufferId>,
@@ -213,13 +230,14 @@ struct StreamedLowering<'a> {
     loads: Loads,
 }
 
-impl StreamedLowering<'_> {
-    /// The program of `spec`.
-    fn build(spec: &Spec, links: &dyn Links, mut builder: ProgramBuilder) -> Result<Program, Faults> {
-        let mut this = StreamedLowering {
+impl<'a> StreamedLowering<'a> {
+    fn new((spec, links): (&'a Spec, &'a dyn Links), replica: usize, builder: ProgramBuilder) -> Self {
+        Self {
             spec,
             links,
-            builder: &mut builder,
+            builder,
+            replica,
+            summed: links.holders() > 1,
             parameters: Vec::new(),
             weights: BTreeMap::new(),
             tied: BTreeMap::new(),
@@ -238,37 +256,76 @@ impl StreamedLowering<'_> {
             drives: DriveStates::default(),
             shelved: DriveStates::default(),
             loads: Loads::default(),
-        };
-        this.add_stages();
-        this.hold_parameters();
-        this.hold_caches();
-        let visits = this.visits();
-        for of_device in visits.values() {
-            this.hold_weights(of_device);
         }
-        this.hold_tied_of_resident();
-        this.carry_forward()?;
-        this.carry_checkpoints()?;
-        this.carry_backward()?;
+    }
+}
+
+impl StreamedLowering<'_> {
+    /// The program of replicas with these specifications.
+    fn build(specs: &[Spec], links: &dyn Links, mut builder: ProgramBuilder) -> Result<Program, Faults> {
+        let mut replicas = Vec::new();
+        for (replica, spec) in specs.iter().enumerate() {
+            let mut this = StreamedLowering::new((spec, links), replica, builder);
+            this.passes()?;
+            builder = std::mem::take(&mut this.builder);
+            replicas.push(this);
+        }
+        replicas::sum_gradients(&mut replicas, &mut builder)?;
+        optimizer::update_all(&mut replicas, &mut builder)?;
+        for this in &mut replicas {
+            this.drives.join_iterations(&mut builder);
+            this.shelved.join_iterations(&mut builder);
+            this.loads.join_iterations(&mut builder);
+        }
+        builder.build()
+    }
+
+    /// Adds the passes of all chunks, and the copies of parameters.
+    fn passes(&mut self) -> Result<(), Faults> {
+        self.add_stages();
+        self.hold_parameters();
+        self.hold_caches();
+        let visits = self.visits();
+        for of_device in visits.values() {
+            self.hold_weights(of_device);
+        }
+        self.hold_tied_of_resident();
+        self.carry_forward()?;
+        self.carry_checkpoints()?;
+        self.carry_backward()?;
         for of_device in visits.values() {
             for visit in of_device {
-                this.compute(*visit);
+                self.compute(*visit);
             }
         }
-        this.reuse_inputs();
-        if spec.late_checkpoints {
-            this.delay_checkpoints();
+        self.reuse_inputs();
+        if self.spec.late_checkpoints {
+            self.delay_checkpoints();
         }
-        if spec.streams {
+        if self.spec.streams {
             for of_device in visits.values() {
-                this.load(of_device)?;
+                self.load(of_device)?;
             }
         }
-        this.update()?;
-        this.drives.join_iterations(this.builder);
-        this.shelved.join_iterations(this.builder);
-        this.loads.join_iterations(this.builder);
-        builder.build()
+        Ok(())
+    }
+
+    /// Adds to a program what `each` adds.
+    fn adding<T>(&mut self, builder: &mut ProgramBuilder, each: impl FnOnce(&mut Self) -> T) -> T {
+        std::mem::swap(&mut self.builder, builder);
+        let made = each(self);
+        std::mem::swap(&mut self.builder, builder);
+        made
+    }
+
+    /// The number of a microbatch among those of all replicas.
+    fn id(&self, microbatch: usize) -> MicrobatchId {
+        MicrobatchId::from(self.replica * self.spec.microbatches + microbatch)
+    }
+
+    /// The complete gradients in a buffer of a chunk.
+    fn complete(&self, gradients: BufferId) -> Access {
+        Access::new(gradients, self.spec.microbatches as u32 + u32::from(self.summed))
     }
 
     fn chunk(&self, this: Visit) -> &Chunk {
@@ -277,9 +334,10 @@ impl StreamedLowering<'_> {
 
     /// Adds the stages: those of the forward, and then those of the backward if it has its own.
     fn add_stages(&mut self) {
-        let backward = if self.spec.exchange.coupled { &[][..] } else { &self.spec.backward };
-        for chunk in self.spec.forward.iter().chain(backward) {
-            let recomputed = if self.spec.exchange.coupled {
+        let spec = self.spec;
+        let backward = if spec.exchange.coupled { &[][..] } else { &spec.backward };
+        for chunk in spec.forward.iter().chain(backward) {
+            let recomputed = if spec.exchange.coupled {
                 self.spec.backward.iter().find(|back| back.layers == chunk.layers).and_then(|back| back.recomputed)
             } else {
                 chunk.recomputed
@@ -289,9 +347,11 @@ impl StreamedLowering<'_> {
     }
 
     fn stage(&self, this: Visit) -> StageId {
-        StageId::from(
-            this.chunk + if this.backward && !self.spec.exchange.coupled { self.spec.forward.len() } else { 0 },
-        )
+        // Decoupled passes have stages of their own.
+        let own = if self.spec.exchange.coupled { 0 } else { self.spec.backward.len() };
+        let forward = self.spec.forward.len();
+        let first = self.replica * (forward + own);
+        StageId::from(first + this.chunk + if this.backward && own > 0 { forward } else { 0 })
     }
 
     /// The visits of each device in execution order: the forward in model order, the backward in
@@ -330,7 +390,7 @@ impl StreamedLowering<'_> {
             && chunk.returns.is_some()
             && chunk.saved > Bytes::ZERO
         {
-            let (content, bytes) = (Content::Saved(chunk.layers, MicrobatchId::from(microbatch)), chunk.saved);
+            let (content, bytes) = (Content::Saved(chunk.layers, self.id(microbatch)), chunk.saved);
             let saved = self.on_device(this, content, bytes);
             self.saved.insert(key, saved);
             writes.push(Access::new(saved, 1));
@@ -341,7 +401,7 @@ impl StreamedLowering<'_> {
 
     fn backward(&mut self, this: Visit, microbatch: usize) -> ActionId {
         let key = (this.chunk, microbatch);
-        let id = MicrobatchId::from(microbatch);
+        let id = self.id(microbatch);
         let mut reads = vec![self.weights(this)];
         reads.extend(self.tied_parameters(this));
         reads.extend(self.checkpoints.get(&key).into_iter().chain(self.saved.get(&key)).map(|it| Access::new(*it, 1)));
@@ -381,7 +441,7 @@ impl StreamedLowering<'_> {
         (reads, writes): (Vec<Access>, Vec<Access>),
     ) -> ActionId {
         let lane = self.lane(self.chunk(this).device, LaneRole::Compute);
-        let subject = Subject { layers, ..Subject::work(self.stage(this), MicrobatchId::from(microbatch)) };
+        let subject = Subject { layers, ..Subject::work(self.stage(this), self.id(microbatch)) };
         self.builder.action(NewAction { lane, kind, subject, reads, writes, work, flows: Vec::new(), guard: None })
     }
 
@@ -411,7 +471,7 @@ impl StreamedLowering<'_> {
     }
 
     fn workspace(&mut self, this: Visit, microbatch: usize) -> Access {
-        let content = Content::Workspace(self.stage(this), MicrobatchId::from(microbatch));
+        let content = Content::Workspace(self.stage(this), self.id(microbatch));
         let bytes = self.chunk(this).workspace;
         Access::new(self.on_device(this, content, bytes), 1)
     }

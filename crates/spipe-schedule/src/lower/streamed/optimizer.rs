@@ -8,7 +8,7 @@ use super::{
 };
 use crate::lower::drives::{DriveState, Read};
 use crate::lower::steps::{Gradients, Norm};
-use crate::{Access, Content, Guard, Lifetime, NewAction, Outcome};
+use crate::{Access, Content, Guard, Lifetime, NewAction, Outcome, ProgramBuilder};
 use spipe_base::{
     ActionId, ActionKind, BufferId, Bytes, DeviceId, Faults, IdleCause, LaneId, LaneRole, MemoryId, Payload, SimTime,
     Subject,
@@ -65,10 +65,32 @@ struct Progress {
     steps: Vec<Speculative>,
 }
 
+/// Adds all optimizer steps of all replicas. Those of a socket are in the order of chunks, for each chunk all replicas.
+pub(super) fn update_all(replicas: &mut [StreamedLowering<'_>], builder: &mut ProgramBuilder) -> Result<(), Faults> {
+    let mut all = Vec::new();
+    for this in replicas.iter_mut() {
+        let mut progress = this.adding(builder, StreamedLowering::leave_devices)?;
+        let leaving = this.in_order(std::mem::take(&mut progress.leaving));
+        all.push((this.last_backwards(), leaving, progress));
+    }
+    let most = all.iter().map(|(_, leaving, _)| leaving.len()).max().unwrap_or(0);
+    for index in 0..most {
+        for (this, (backwards, leaving, progress)) in replicas.iter_mut().zip(&mut all) {
+            if let Some(leaving) = leaving.get(index).copied() {
+                this.adding(builder, |this| this.update_on_socket(leaving, backwards, progress))?;
+            }
+        }
+    }
+    for (this, (.., progress)) in replicas.iter_mut().zip(all) {
+        this.adding(builder, |this| this.check_or_step(progress))?;
+    }
+    Ok(())
+}
+
 impl StreamedLowering<'_> {
-    /// Adds all optimizer steps. Gradients of streamed chunks are copied to the host after their
-    /// last microbatch; the steps of chunks that stay run on their devices.
-    pub(super) fn update(&mut self) -> Result<(), Faults> {
+    /// Adds the copies of gradients to hosts after their last microbatch, and the optimizer steps of chunks that stay, which
+    /// run on their devices.
+    fn leave_devices(&mut self) -> Result<Progress, Faults> {
         let mut progress = Progress::default();
         for chunk in (0..self.spec.backward.len()).rev() {
             let this = Visit { backward: true, chunk };
@@ -80,10 +102,11 @@ impl StreamedLowering<'_> {
             }
         }
         self.reuse_slots(&progress.sent);
-        let backwards = self.last_backwards();
-        for leaving in self.in_order(std::mem::take(&mut progress.leaving)) {
-            self.update_on_socket(leaving, &backwards, &mut progress)?;
-        }
+        Ok(progress)
+    }
+
+    /// Adds the check of speculative steps, or the steps that wait for a check.
+    fn check_or_step(&mut self, progress: Progress) -> Result<(), Faults> {
         if self.spec.speculates && !progress.steps.is_empty() {
             self.check(&progress.steps);
         }
@@ -102,7 +125,8 @@ impl StreamedLowering<'_> {
         }
         let complete = self.complete_on_device(this, gradients, progress.arrived);
         if self.spec.waits_for_norm {
-            progress.norm.add(self.builder, self.gradients_of(&complete));
+            let gradients = self.gradients_of(&complete);
+            progress.norm.add(&mut self.builder, gradients);
             progress.waiting.push(complete);
         } else {
             self.step(&complete)?;
@@ -127,7 +151,7 @@ impl StreamedLowering<'_> {
         }
         let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(this)) };
         let memory = self.builder.memory_of(device);
-        let last = Access::new(gradients, self.spec.microbatches as u32);
+        let last = self.complete(gradients);
         let there = self.builder.buffer(Content::Gradients(layers), home, bytes, Lifetime::Transient);
         let transfer = self.links.copy(memory, home, bytes)?;
         let lane = self.lane(device, LaneRole::D2h);
@@ -153,7 +177,8 @@ impl StreamedLowering<'_> {
         let gradients = self.accumulate_tied((this, lane), gradients, progress.arrived);
         let complete = Complete { this, subject, lane, gradients, memory: home, on_device: false };
         if self.spec.waits_for_norm {
-            progress.norm.add(self.builder, self.gradients_of(&complete));
+            let gradients = self.gradients_of(&complete);
+            progress.norm.add(&mut self.builder, gradients);
             progress.waiting.push(complete);
             return Ok(());
         }
@@ -199,10 +224,10 @@ impl StreamedLowering<'_> {
         };
         let Some(at) = norm.memories().last() else { return Ok(()) };
         let lags: Vec<SimTime> = norm.memories().map(|from| latency(from, at)).collect();
-        let Some(gate) = norm.check(self.builder, lags) else { return Ok(()) };
+        let Some(gate) = norm.check(&mut self.builder, lags) else { return Ok(()) };
         for complete in waiting {
             let action = self.step(complete)?;
-            gate.before(self.builder, action, latency(gate.memory, complete.memory));
+            gate.before(&mut self.builder, action, latency(gate.memory, complete.memory));
         }
         Ok(())
     }
@@ -250,7 +275,7 @@ impl StreamedLowering<'_> {
     /// parameters.
     fn complete_on_device(&mut self, this: Visit, gradients: BufferId, arrived: Option<Arrived>) -> Complete {
         let (device, layers) = (self.chunk(this).device, self.chunk(this).layers);
-        let last = Access::new(gradients, self.spec.microbatches as u32);
+        let last = self.complete(gradients);
         let lane = self.lane(device, LaneRole::Compute);
         let gradients = self.accumulate_tied((this, lane), last, arrived);
         let subject = Subject { layers: Some(layers), ..Subject::stage(self.stage(this)) };
@@ -295,7 +320,7 @@ impl StreamedLowering<'_> {
         if let Some(read) = read {
             let DriveState { host, drive, bytes, .. } = read.state;
             let transfer = self.links.copy(host, drive, bytes)?;
-            self.drives.write(self.builder, &read, transfer);
+            self.drives.write(&mut self.builder, &read, transfer);
         }
         Ok(Speculative { action, complete: *complete, state: state.buffer, undo })
     }
@@ -309,7 +334,7 @@ impl StreamedLowering<'_> {
         let (content, bytes, host) = (Content::OptimizerState(chunk.layers), chunk.state, complete.memory);
         let state = DriveState { subject: complete.subject, content, part: None, bytes, drive, host, queue };
         let transfer = self.links.copy(drive, host, bytes)?;
-        Ok(Some(self.drives.read(self.builder, state, transfer)))
+        Ok(Some(self.drives.read(&mut self.builder, state, transfer)))
     }
 
     /// Adds an optimizer step or its undo, which reads `from`, a version of the state, and a version

@@ -2,12 +2,14 @@
 
 use super::{Chunk, Links, Spec, StreamedLowering, Transfer, UpdateOrder, tied::Borrowed};
 use crate::lower::{
+    collectives::Hops,
     flows::{dram_flow, optimizer_step, read_for_norm, route},
     machine::machine,
 };
-use crate::{Program, work::StageWork};
+use crate::{Flow, Program, work::StageWork};
 use spipe_base::{Bytes, DeviceId, Faults, MemoryId, Seconds, SimTime};
 use spipe_cost::{LayerMemory, Mode};
+use spipe_hardware::CollectiveKind;
 use spipe_plan::{
     Boundary, Context, ExchangePolicy, InFlight, Knob, Placement, Stage, Update, Weights, speculates, stage_footprint,
     undo_log,
@@ -20,10 +22,40 @@ impl Links for Routes<'_> {
     fn copy(&self, from: MemoryId, to: MemoryId, bytes: Bytes) -> Result<Transfer, Faults> {
         Ok(Transfer { work: SimTime::ZERO, flows: vec![route(self.0, from, to, bytes)?] })
     }
+
+    fn holders(&self) -> usize {
+        if self.0.workload().mode == Mode::Train { self.0.mesh().holders() as usize } else { 1 }
+    }
+
+    fn collective(&self, device: DeviceId, what: (CollectiveKind, Bytes)) -> Result<Vec<Flow>, Faults> {
+        let (context, mesh) = (self.0, self.0.mesh());
+        let team = mesh.team(device).map_or(&[][..], Vec::as_slice);
+        let hops = Hops::of(context, (&mesh.holders_of(device), team))?;
+        Ok(hops.flows(context.hardware, what))
+    }
 }
 
-/// The program of a streamed system.
+/// The program of a streamed system: of one replica that stands for all, or of all of them.
 pub(in crate::lower) fn lower(context: &Context<'_>, placement: &Placement) -> Result<Program, Faults> {
+    let specs: Vec<Spec> = shown(context, placement).iter().map(|one| spec(context, one)).collect();
+    StreamedLowering::build(&specs, &Routes(context), machine(context, placement))
+}
+
+/// The placement of each replica that a program has.
+fn shown(context: &Context<'_>, placement: &Placement) -> Vec<Placement> {
+    let on = |replica: usize| {
+        let stage = |stage: &Stage| {
+            let lead = context.mesh().peers(stage.lead()).nth(replica).map_or(stage.lead(), |team| team[0]);
+            context.as_run_by(stage, lead)
+        };
+        let stages = placement.stages.iter().map(stage).collect();
+        Placement { stages, backward: placement.backward.iter().map(stage).collect(), ..placement.clone() }
+    };
+    (0..context.shown_replicas()).map(on).collect()
+}
+
+/// The specification of one replica.
+fn spec(context: &Context<'_>, placement: &Placement) -> Spec {
     let workload = context.workload();
     let training = workload.mode == Mode::Train;
     let set = |knob: Knob| knob.of(placement) == Some(1);
@@ -40,7 +72,7 @@ pub(in crate::lower) fn lower(context: &Context<'_>, placement: &Placement) -> R
     let most = placement.devices().into_iter().map(on).max().unwrap_or(0);
     let exchange = ExchangePolicy::of(placement);
     let (checks, speculates) = (workload.checks_gradients(), speculates(context, placement));
-    let spec = Spec {
+    Spec {
         microbatches: workload.microbatches as usize,
         forward,
         backward: backward.map(|stage| chunk(context, stage, (true, coupled))).collect(),
@@ -56,8 +88,7 @@ pub(in crate::lower) fn lower(context: &Context<'_>, placement: &Placement) -> R
         speculates,
         redoes: speculates && workload.clip_norm.is_some(),
         arithmetic_undo: set(Knob::ArithmeticUndo),
-    };
-    StreamedLowering::build(&spec, &Routes(context), machine(context, placement))
+    }
 }
 
 /// The chunk of a stage in one pass.
@@ -78,11 +109,14 @@ fn chunk(context: &Context<'_>, stage: &Stage, (backward, coupled): (bool, bool)
     let socket = stage.optimizer.or_else(|| owner(context, home));
     let parameters: u64 = layers.iter().map(|layer| context.cost.trained_parameters(layer)).sum();
     let steps_on = if stays { Some(stage.lead()) } else { socket };
-    let step = steps_on.map_or_else(Transfer::default, |device| optimizer_step(context, device, parameters));
+    // Devices for which this one stands step on the same host, one after the other.
+    let sharers = steps_on.map_or(1, |device| context.steps_on_one_host(stage.lead(), device));
+    let step = steps_on.map_or_else(Transfer::default, |device| optimizer_step(context, device, parameters * sharers));
     let lent = context.model.lends(layers).map(|tie| context.cost.memory(tie.user, stage.lead()).tied_gradients);
     let gradients = sum(|memory| memory.gradients);
-    let norm = steps_on.map_or_else(Transfer::default, |device| read_for_norm(context, device, gradients));
+    let norm = steps_on.map_or_else(Transfer::default, |device| read_for_norm(context, device, gradients * sharers));
     let accumulate = lent.zip(steps_on).map_or_else(Transfer::default, |(bytes, device)| {
+        let bytes = bytes * sharers;
         let time = context.cost.accumulate_time(bytes, device);
         Transfer { work: SimTime::from_seconds(time), flows: dram_flow(context, device, time, bytes * 3) }
     });

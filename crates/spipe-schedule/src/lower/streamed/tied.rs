@@ -130,7 +130,7 @@ impl StreamedLowering<'_> {
         let transfer = self.links.copy(self.builder.memory_of(device), home, bytes)?;
         let lane = self.lane(device, LaneRole::D2h);
         let what = (lane, ActionKind::Copy(Payload::GradientsOut), self.about(this, tie));
-        let last = Access::new(gradients, self.spec.microbatches as u32);
+        let last = self.complete(gradients);
         let copy = self.copy(what, transfer, (vec![last], vec![there]));
         Ok(Some((copy, Arrived { tie, gradients: there })))
     }
@@ -143,7 +143,7 @@ impl StreamedLowering<'_> {
         else {
             return Ok(None);
         };
-        let (tie, last) = (borrowed.tie, Access::new(gradients, self.spec.microbatches as u32));
+        let (tie, last) = (borrowed.tie, self.complete(gradients));
         if self.owner_beside(this).is_some() {
             return Ok(Some(Arrived { tie, gradients: last }));
         }
