@@ -164,7 +164,7 @@ fn groups_are_read_back_and_checked() {
     assert!(fault(3).contains("16 GPUs cannot be divided into groups of 3"), "{}", fault(3));
     assert!(fault(3).contains("use groups of 2 or 4"), "{}", fault(3));
     assert!(
-        fault(0).contains("use groups of 1") && fault(99).contains("use groups of 8"),
+        fault(0).contains("use groups of 1") && fault(99).contains("use groups of 16"),
         "{} {}",
         fault(0),
         fault(99)
