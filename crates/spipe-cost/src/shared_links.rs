@@ -78,7 +78,10 @@ fn link_times(hardware: &Hardware, [from, to]: [MemoryId; 2]) -> impl Iterator<I
 
 /// The links among lists of devices of one machine, each computed once. A copy begins anew.
 #[derive(Debug, Default)]
-pub(crate) struct KnownLinks(Mutex<Vec<((Vec<DeviceId>, usize), Arc<SharedLinks>)>>);
+pub(crate) struct KnownLinks(Mutex<Vec<(Grouped, Arc<SharedLinks>)>>);
+
+/// Devices, and the size of their groups.
+type Grouped = (Vec<DeviceId>, usize);
 
 impl Clone for KnownLinks {
     fn clone(&self) -> Self {
