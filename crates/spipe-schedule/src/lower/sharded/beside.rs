@@ -10,39 +10,39 @@
 //! f is a constant of the runtime ([`Runtime::beside_collectives`](spipe_hardware::Runtime::beside_collectives)).
 
 use super::ShardedLowering;
-use spipe_base::{ActionId, Bytes, Collective, Seconds};
-use spipe_hardware::BackwardPrefetch;
+use spipe_base::{ActionId, Bytes, Seconds};
+use spipe_hardware::{BackwardPrefetch, CollectiveKind};
 
 impl ShardedLowering<'_> {
     /// The time by which the collectives beside the forward of a stage lengthen `work`: the gather of the next stage.
     pub(super) fn beside_forward(&mut self, at: usize, stage: usize, work: Seconds) -> Seconds {
-        let next = (stage + 1 < self.stages()).then_some((stage + 1, Collective::AllGather));
+        let next = (stage + 1 < self.stages()).then_some((stage + 1, CollectiveKind::AllGather));
         self.lengthened(at, &[next], work)
     }
 
     /// The same for a backward with its recompute: the reduction of the stage behind it, and the gather of the one before
     /// it unless that waits.
     pub(super) fn beside_backward(&mut self, at: usize, stage: usize, work: Seconds) -> Seconds {
-        let behind = (stage + 1 < self.stages()).then_some((stage + 1, Collective::ReduceScatter));
+        let behind = (stage + 1 < self.stages()).then_some((stage + 1, CollectiveKind::ReduceScatter));
         let before = stage.checked_sub(1).filter(|before| !self.waits() && self.returns(*before));
-        self.lengthened(at, &[behind, before.map(|before| (before, Collective::AllGather))], work)
+        self.lengthened(at, &[behind, before.map(|before| (before, CollectiveKind::AllGather))], work)
     }
 
-    fn lengthened(&mut self, at: usize, beside: &[Option<(usize, Collective)>], work: Seconds) -> Seconds {
+    fn lengthened(&mut self, at: usize, beside: &[Option<(usize, CollectiveKind)>], work: Seconds) -> Seconds {
         let share = self.context.hardware.runtime().beside_collectives();
         if share >= 1.0 {
             return Seconds::ZERO;
         }
-        let times = beside.iter().flatten().map(|(stage, collective)| self.collective_time(at, *stage, *collective));
+        let times = beside.iter().flatten().map(|(stage, kind)| self.collective_time(at, *stage, *kind));
         let collectives: Seconds = times.collect::<Vec<_>>().into_iter().sum();
         (work * (1.0 / share - 1.0)).min(collectives * (1.0 - share))
     }
 
     /// The time of a collective of a stage's parameters or gradients by itself.
-    fn collective_time(&mut self, at: usize, stage: usize, collective: Collective) -> Seconds {
+    fn collective_time(&mut self, at: usize, stage: usize, kind: CollectiveKind) -> Seconds {
         let bytes = self.participants[at].parts[stage].bytes;
-        let bytes = if collective == Collective::AllGather { bytes.parameters } else { bytes.gradients };
-        let flows = if bytes == Bytes::ZERO { Vec::new() } else { self.ring(at, (collective, bytes)) };
+        let bytes = if kind == CollectiveKind::AllGather { bytes.parameters } else { bytes.gradients };
+        let flows = if bytes == Bytes::ZERO { Vec::new() } else { self.ring(at, (kind, bytes)) };
         let links = self.context.hardware.links();
         let time = |flow: &crate::Flow| {
             let often = |link| flow.route.iter().filter(|other| **other == link).count() as f64;
