@@ -1,5 +1,7 @@
 //! Groups that have a copy of sharded parameters each: volumes in closed form, and both ends, one group and groups of one.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use super::{Setting, both, machine, mesh, model, spread, workload};
 use spipe_base::{ActionKind, Bytes, Collective, DeviceId, LayerRange, SimTime};
 use spipe_hardware::{Hardware, NetworkFile};

@@ -143,6 +143,9 @@ struct Kind {
     need: StageFootprint,
 }
 
+/// The number of devices that share all stages from which on they are counted, not named.
+const MOST_NAMED: usize = 16;
+
 /// A row for each run of equal stages. `first` is the number of the first stage in the footprint,
 /// `sharing` the devices that share all stages.
 fn stages(
@@ -180,7 +183,11 @@ fn stages(
         let memory = |id| context.hardware.memories()[id].name.clone();
         let times = if has_devices(run, &kinds) { 1 } else { run.len() as u64 };
         let last = sharing.last().copied().unwrap_or(kinds[run[run.len() - 1]].stage.lead());
-        let here = range(&device.name, &context.hardware.devices()[last].name);
+        // Names of many devices would not fit beside the figures; the answer's first line has their number, too.
+        let here = match sharing.len() {
+            many @ MOST_NAMED.. => format!("{many} GPUs"),
+            _ => range(&device.name, &context.hardware.devices()[last].name),
+        };
         let mut row = vec![
             listed(run, |index| format!("{letter}{index}")),
             if device.emulated { format!("{here} (emulated)") } else { here.clone() },

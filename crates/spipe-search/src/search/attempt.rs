@@ -211,9 +211,12 @@ impl Search<'_> {
     fn with_effort(&mut self, effort: Effort) -> Result<(), PlanError> {
         let request = self.request;
         let mut order = self.cases.clone();
-        // Where there are guesses, systems without one are bounded best once a plan is known.
+        // Where there are guesses, systems that divide layers come first: they are planned soon, and few meshes are near
+        // their plan. Other systems without a guess are bounded best once a plan is known.
         let several_meshes = self.request.meshes.len() > 1;
-        order.sort_by_key(|case| (several_meshes && case.guess == SimTime::ZERO, case.guess, case.bound));
+        let whole = |case: &Case| !case.systems.iter().any(|system| system.shards_parameters());
+        let last = |case: &Case| several_meshes && case.guess == SimTime::ZERO && whole(case);
+        order.sort_by_key(|case| (last(case), case.guess, case.bound));
         let several = effort == Effort::Low && order.len() > 1;
         for case in order {
             let (bound, best) = (case.bound, self.results.best.as_ref().map(|(_, best)| best.simulated));

@@ -21,8 +21,8 @@ pub(super) fn sum_gradients(replicas: &mut [StreamedLowering<'_>], builder: &mut
         let this = Visit { backward: true, chunk };
         let own = |one: &StreamedLowering<'_>| one.gradients.get(&chunk).copied().filter(|_| one.chunk(this).trains);
         let tied = |one: &StreamedLowering<'_>| one.tied_gradients.get(&chunk).copied();
-        let all = [replicas.iter().map(own).collect(), replicas.iter().map(tied).collect()];
-        for buffers in all.into_iter().filter_map(|all: Option<Vec<BufferId>>| all) {
+        let all: [Option<Vec<BufferId>>; 2] = [replicas.iter().map(own).collect(), replicas.iter().map(tied).collect()];
+        for buffers in all.into_iter().flatten() {
             sum(replicas, builder, (this, &buffers))?;
         }
     }
