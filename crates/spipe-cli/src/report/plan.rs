@@ -8,7 +8,7 @@ use spipe_base::{
 };
 use spipe_cost::Workload;
 use spipe_plan::{ExpectedError, Idle, Layout, OutcomeStatus, Plan, System};
-use spipe_planner::{Effort, LARGEST_HEAD_START, Solution};
+use spipe_planner::{Considered, Effort, LARGEST_HEAD_START, Solution};
 use spipe_search::{Ended, Found, questions::Least};
 
 /// The file of a plan that is not written, in commands.
@@ -135,26 +135,44 @@ fn considered(solution: &Solution) -> String {
     let mut all: Vec<_> = solution.considered.iter().collect();
     all.sort_by_key(|known| (known.simulated.unwrap_or(SimTime::MAX), known.bound.unwrap_or(SimTime::MAX)));
     let (some, none): (Vec<_>, Vec<_>) = all.into_iter().partition(|known| known.bound.is_some());
-    for known in some {
-        let bound = known.bound.unwrap_or_default();
-        rows.add_row(vec![
-            known.system.to_string(),
-            format!("{bound:.3}"),
-            match known.simulated {
-                Some(time) => format!("{time:.3}"),
-                None if known.skipped && bound >= solution.simulated => "not tried: bound too high".into(),
-                None if known.skipped => "not tried: gain below the gap".into(),
-                None if known.examined == 0 && solution.status == OutcomeStatus::Stopped => {
-                    "not tried: no time left".into()
-                }
-                None if known.examined == 0 => "not tried: slower by its estimate".into(),
-                None if solution.status == OutcomeStatus::Stopped => "none found in time".into(),
-                None => "none found that fits".into(),
-            },
-            known.examined.to_string(),
-        ]);
+    let (shown, others) = if some.len() > MOST_ROWS { some.split_at(FASTEST_ROWS) } else { some.split_at(some.len()) };
+    for known in shown {
+        let bound = format!("{:.3}", known.bound.unwrap_or_default());
+        rows.add_row(vec![known.system.to_string(), bound, simulated(known, solution), known.examined.to_string()]);
     }
     let none: Vec<String> = none.iter().map(|known| known.system.to_string()).collect();
     let none = if none.is_empty() { String::new() } else { format!("Nothing fits: {}.\n", none.join(", ")) };
-    format!("{rows}\n\n{none}\n")
+    format!("{rows}\n{}\n{none}\n", also(others, solution))
+}
+
+/// The most systems of which each has a row.
+const MOST_ROWS: usize = 8;
+
+/// The rows where there are more systems, so that an answer stays on a page.
+const FASTEST_ROWS: usize = 6;
+
+/// The best simulated iteration of a system, or why there is none.
+fn simulated(known: &Considered, solution: &Solution) -> String {
+    match known.simulated {
+        Some(time) => format!("{time:.3}"),
+        None if known.skipped && known.bound.unwrap_or_default() >= solution.simulated => {
+            "not tried: bound too high".into()
+        }
+        None if known.skipped => "not tried: gain below the gap".into(),
+        None if known.examined == 0 && solution.status == OutcomeStatus::Stopped => "not tried: no time left".into(),
+        None if known.examined == 0 => "not tried: slower by its estimate".into(),
+        None if solution.status == OutcomeStatus::Stopped => "none found in time".into(),
+        None => "none found that fits".into(),
+    }
+}
+
+/// The systems without a row in one line, those of equal results together.
+fn also(others: &[&Considered], solution: &Solution) -> String {
+    let of = |group: &[&Considered]| {
+        let names: Vec<String> = group.iter().map(|known| known.system.to_string()).collect();
+        format!("{} ({})", names.join(", "), simulated(group[0], solution))
+    };
+    let alike = |one: &&Considered, other: &&Considered| simulated(one, solution) == simulated(other, solution);
+    let groups: Vec<String> = others.chunk_by(alike).map(of).collect();
+    if groups.is_empty() { String::new() } else { format!("Also: {}.\n", groups.join(", ")) }
 }
