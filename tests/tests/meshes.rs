@@ -7,7 +7,7 @@ mod groups;
 #[path = "meshes/streamed.rs"]
 mod streamed;
 
-use spipe_base::{DeviceId, LayerRange, SimTime};
+use spipe_base::{ActionKind, Collective, DeviceId, LaneId, LayerRange, SimTime};
 use spipe_cost::{Mode, Parallelism, Workload};
 use spipe_hardware::{Hardware, NetworkFile, Runtime};
 use spipe_model::{Model, Precision, Recompute};
@@ -64,6 +64,14 @@ fn spread(system: System, layers: usize, (mesh, chunks): (&Mesh, usize)) -> Plac
 fn both(setting: &Setting, placement: &Placement) -> [Program; 2] {
     spipe_plan::check(&setting.context(), placement).expect("it is a plan");
     [lower, lower_all_replicas].map(|lower| lower(&setting.context(), placement).expect("it has a program"))
+}
+
+/// The bytes that collectives of some kinds bring to a device.
+fn collected(program: &Program, device: usize, is: impl Fn(Collective) -> bool) -> u64 {
+    let here = |lane: LaneId| program.lanes()[lane].device == DeviceId::from(device);
+    let wanted = |kind| matches!(kind, ActionKind::Collective(collective) if is(collective));
+    let actions = program.actions().iter().filter(|action| here(action.lane) && wanted(action.kind));
+    actions.flat_map(|action| program.flows(action)).map(|flow| flow.bytes.get()).sum()
 }
 
 /// A replica that stands for all takes the time of all of them, on disjoint routes and on shared ones.

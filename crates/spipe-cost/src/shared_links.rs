@@ -1,6 +1,9 @@
 //! The links among devices that share all layers, and their loads by bytes.
 
-use crate::collectives::{hops, rings};
+use crate::{
+    ShardGroups,
+    collectives::{hops, rings},
+};
 use spipe_base::{DeviceId, LinkId, MemoryId};
 use spipe_hardware::Hardware;
 use std::{
@@ -21,13 +24,9 @@ pub struct SharedLinks {
 }
 
 impl SharedLinks {
-    /// The links among `devices` in groups of `size`.
-    fn of(hardware: &Hardware, devices: &[DeviceId], size: usize) -> Self {
-        let memory = |device: DeviceId| hardware.devices()[device].memory;
-        let groups = devices.chunks(size).map(<[DeviceId]>::to_vec);
-        let mut into = hops_into(hardware, groups);
-        let same = (0..size).map(|shard| devices.iter().skip(shard).step_by(size).copied().collect());
-        let mut across = hops_into(hardware, same);
+    fn of(hardware: &Hardware, groups: &ShardGroups) -> Self {
+        let (devices, memory) = (groups.devices(), |device: DeviceId| hardware.devices()[device].memory);
+        let [mut into, mut across] = [groups.groups(), groups.across()].map(|all| hops_into(hardware, &all));
         let mut loads: BTreeMap<LinkId, [f64; 4]> = BTreeMap::new();
         let mut load = |ends: [MemoryId; 2], kind: usize, bytes: f64| {
             let times = link_times(hardware, ends).map(|(link, time)| (link, time * bytes));
@@ -55,13 +54,10 @@ impl SharedLinks {
 }
 
 /// By device, the ends of its hops in the rings of its group.
-fn hops_into(
-    hardware: &Hardware,
-    groups: impl Iterator<Item = Vec<DeviceId>>,
-) -> BTreeMap<DeviceId, Vec<[MemoryId; 2]>> {
+fn hops_into(hardware: &Hardware, groups: &[Vec<DeviceId>]) -> BTreeMap<DeviceId, Vec<[MemoryId; 2]>> {
     let memory = |device: DeviceId| hardware.devices()[device].memory;
     let mut into: BTreeMap<DeviceId, Vec<[MemoryId; 2]>> = BTreeMap::new();
-    for ring in groups.flat_map(|group| rings(hardware, &group)) {
+    for ring in groups.iter().flat_map(|group| rings(hardware, group)) {
         for [from, to] in hops(&ring) {
             into.entry(to).or_default().push([memory(from), memory(to)]);
         }
@@ -76,12 +72,9 @@ fn link_times(hardware: &Hardware, [from, to]: [MemoryId; 2]) -> impl Iterator<I
     links.map(|link| (*link, 1e3 / hardware.links()[*link].bandwidth.get()))
 }
 
-/// The links among lists of devices of one machine, each computed once. A copy begins anew.
+/// The links among groups of devices of one machine, computed once for each division into groups. A copy begins anew.
 #[derive(Debug, Default)]
-pub(crate) struct KnownLinks(Mutex<Vec<(Grouped, Arc<SharedLinks>)>>);
-
-/// Devices, and the size of their groups.
-type Grouped = (Vec<DeviceId>, usize);
+pub(crate) struct KnownLinks(Mutex<Vec<(ShardGroups, Arc<SharedLinks>)>>);
 
 impl Clone for KnownLinks {
     fn clone(&self) -> Self {
@@ -90,14 +83,14 @@ impl Clone for KnownLinks {
 }
 
 impl KnownLinks {
-    /// The links among `devices` in groups of `size`, at least one.
-    pub fn among(&self, hardware: &Hardware, (devices, size): (&[DeviceId], usize)) -> Arc<SharedLinks> {
+    /// The links among `groups`.
+    pub fn among(&self, hardware: &Hardware, groups: &ShardGroups) -> Arc<SharedLinks> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, links)) = known.iter().find(|((of, groups), _)| of == devices && *groups == size) {
+        if let Some((_, links)) = known.iter().find(|(of, _)| of == groups) {
             return Arc::clone(links);
         }
-        let links = Arc::new(SharedLinks::of(hardware, devices, size.max(1)));
-        known.push(((devices.to_vec(), size), Arc::clone(&links)));
+        let links = Arc::new(SharedLinks::of(hardware, groups));
+        known.push((groups.clone(), Arc::clone(&links)));
         links
     }
 }

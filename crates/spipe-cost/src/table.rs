@@ -1,7 +1,7 @@
 //! The cost table: computed once per kind of layer and device, and indexed by layer and device.
 
 use crate::{
-    CostError, LayerMemory, LayerTime, Mesh, Mode, SharedLinks, Workload, compute_type,
+    CostError, LayerMemory, LayerTime, Mesh, Mode, ShardGroups, SharedLinks, Workload, compute_type,
     shared_links::KnownLinks,
     steps::StepWork,
     times::{attending_in, layer_time},
@@ -249,8 +249,8 @@ impl CostTable {
             && self.bandwidths[one] == self.bandwidths[other]
     }
 
-    /// Returns the links among devices of the table's machine, which share all layers in groups of this size.
-    pub fn shared_links(&self, hardware: &Hardware, groups: (&[DeviceId], usize)) -> Arc<SharedLinks> {
+    /// Returns the links among groups of devices of the table's machine, which share all layers.
+    pub fn shared_links(&self, hardware: &Hardware, groups: &ShardGroups) -> Arc<SharedLinks> {
         self.links.among(hardware, groups)
     }
 

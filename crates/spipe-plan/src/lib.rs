@@ -33,7 +33,6 @@ mod plan;
 mod preset;
 mod remarks;
 mod replicas;
-mod shard_groups;
 mod stage;
 mod stage_file;
 mod system;
@@ -67,8 +66,7 @@ pub use remarks::{
     Executed, beyond_execution, beyond_plain_training, contrast_remark, estimate_remark, fullness_remarks,
     hybrid_remarks, precision_remark, prompt_remark,
 };
-pub use shard_groups::ShardGroups;
-pub use spipe_cost::{Mesh, Sharding, Team};
+pub use spipe_cost::{Mesh, ShardGroups, Sharding, Team};
 pub use stage::{Activations, Stage, Weights};
 pub use stage_file::{Choice, StageFile};
 pub use system::System;

@@ -2,12 +2,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use super::{Setting, both, machine, mesh, model, spread, workload};
-use spipe_base::{ActionKind, Bytes, Collective, DeviceId, LayerRange, SimTime};
+use super::{Setting, both, collected, machine, mesh, model, spread, workload};
+use spipe_base::{Bytes, Collective, DeviceId, LayerRange, SimTime};
 use spipe_hardware::{Hardware, NetworkFile};
 use spipe_plan::{Knob, Placement, Plan, Sharding, Stage, System, check, footprint, needed};
 use spipe_planner::{Named, Pin, Pins};
-use spipe_schedule::{Program, lower, lower_all_replicas};
+use spipe_schedule::{lower, lower_all_replicas};
 use spipe_sim::{Options, iteration_time, simulate};
 use spipe_trace::Metrics;
 use std::sync::Arc;
@@ -22,15 +22,6 @@ fn layers(setting: &Setting, hardware: &Hardware, system: System) -> Placement {
         socket.map_or(stage, |socket| stage.with_weights_in(home).with_optimizer_on(socket))
     };
     Placement::new(system, (0..setting.table().layers().len()).map(stage)).over_gpus(hardware, None)
-}
-
-/// The bytes that collectives of one kind bring to a device.
-fn moved(program: &Program, device: usize, wanted: Collective) -> u64 {
-    let of = |lane: spipe_base::LaneId| program.lanes()[lane].device == DeviceId::from(device);
-    let actions = program.actions().iter().filter(|action| action.kind == ActionKind::Collective(wanted));
-    let bytes =
-        actions.filter(|action| of(action.lane)).flat_map(|action| program.flows(action)).map(|flow| flow.bytes);
-    bytes.map(Bytes::get).sum()
 }
 
 fn near(one: f64, other: f64, most: f64) -> bool {
@@ -66,9 +57,9 @@ fn volumes_are_those_of_the_closed_form() {
         let (s, g) = (size as f64, groups as f64);
         let shard = owned / s * (g - 1.0) / g;
         for device in [0, 7] {
-            let gathered = moved(&program, device, Collective::AllGather) as f64;
+            let gathered = collected(&program, device, |kind| kind == Collective::AllGather) as f64;
             assert!(near(gathered, parameters * (s - 1.0) / s + shard, 1e-4), "{size}: {gathered}");
-            let scattered = moved(&program, device, Collective::ReduceScatter) as f64;
+            let scattered = collected(&program, device, |kind| kind == Collective::ReduceScatter) as f64;
             let wanted = rounds as f64 * gradients * (s - 1.0) / s + shard;
             assert!(near(scattered, wanted, 1e-4), "{size}: {scattered} instead of {wanted}");
         }
@@ -105,7 +96,7 @@ fn groups_of_one_are_replicas() {
     let placement = spread(System::OneForwardOneBackward, model.layers().len(), (&mesh, 1));
     let plain = lower_all_replicas(&replicas.context(), &placement).expect("it has a program");
     for wanted in [Collective::AllGather, Collective::ReduceScatter] {
-        let [one, other] = [&program, &plain].map(|program| moved(program, 3, wanted) as f64);
+        let [one, other] = [&program, &plain].map(|program| collected(program, 3, |kind| kind == wanted) as f64);
         assert!(near(one, other, 1e-4), "{wanted:?}: {one} and {other}");
     }
     let host = |size: u64| {

@@ -1,6 +1,6 @@
 //! Replicas that stream from copies of their own: one stands for all, one alone is none, and times in closed form.
 
-use super::{Setting, both, machine, mesh, model, workload};
+use super::{Setting, both, collected, machine, mesh, model, workload};
 use spipe_base::{ActionKind, Bytes, Collective, DeviceId, LayerRange};
 use spipe_hardware::{Hardware, NetworkFile};
 use spipe_plan::{Knob, Mesh, Placement, Plan, Sharding, Stage, System, check, footprint, needed};
@@ -11,7 +11,8 @@ use spipe_trace::Metrics;
 use std::sync::Arc;
 
 /// Two GPUs with a link each to the memory of one socket, and one that joins them.
-const TWO: &str = r#"
+fn two_gpus() -> Arc<Hardware> {
+    let socket = r#"
 format-version = 1
 name = "two"
 [[socket]]
@@ -21,30 +22,22 @@ peak = { f32 = "1 TFLOP/s" }
 optimizer-rate = "1 Gparam/s"
 dram = { name = "dram0", capacity = "512 GiB", bandwidth = "2000 GB/s" }
 source = "estimate: a test"
+"#;
+    let gpu = r#"
 [[gpu]]
-name = "gpu0"
-memory = "24 GiB"
-memory-bandwidth = "1000 GB/s"
-peak = { f32 = "40 TFLOP/s", bf16 = "80 TFLOP/s" }
-source = "estimate: a test"
-[[gpu]]
-name = "gpu1"
+name = "gpu$"
 memory = "24 GiB"
 memory-bandwidth = "1000 GB/s"
 peak = { f32 = "40 TFLOP/s", bf16 = "80 TFLOP/s" }
 source = "estimate: a test"
 [[link]]
-name = "pcie0"
-between = ["gpu0", "dram0"]
+name = "pcie$"
+between = ["gpu$", "dram0"]
 bandwidth = "20 GB/s"
 latency = "8 us"
 source = "estimate: a test"
-[[link]]
-name = "pcie1"
-between = ["gpu1", "dram0"]
-bandwidth = "20 GB/s"
-latency = "8 us"
-source = "estimate: a test"
+"#;
+    let bridge = r#"
 [[link]]
 name = "bridge"
 between = ["gpu0", "gpu1"]
@@ -52,6 +45,9 @@ bandwidth = "100 GB/s"
 latency = "2 us"
 source = "estimate: a test"
 "#;
+    let text = [socket, &gpu.replace('$', "0"), &gpu.replace('$', "1"), bridge].concat();
+    Arc::new(Hardware::from_toml("two", &text).expect("a machine"))
+}
 
 /// Streamed stages of `each` layers, around the leads of a mesh; SPipe's backward has as many of its own.
 fn streamed(system: System, (hardware, layers): (&Hardware, usize), (mesh, each): (&Mesh, usize)) -> Placement {
@@ -70,13 +66,6 @@ fn streamed(system: System, (hardware, layers): (&Hardware, usize), (mesh, each)
     let mesh = if mesh.is_single() { Mesh::default() } else { mesh.clone() };
     let placement = Placement { mesh, ..Placement::new(system, of(false)) };
     if system == System::Spipe { placement.with_backward(of(true)) } else { placement }
-}
-
-fn collected(program: &Program, device: usize) -> u64 {
-    let here = |lane: spipe_base::LaneId| program.lanes()[lane].device == DeviceId::from(device);
-    let actions = program.actions().iter().filter(|action| matches!(action.kind, ActionKind::Collective(_)));
-    let flows = actions.filter(|action| here(action.lane)).flat_map(|action| program.flows(action));
-    flows.map(|flow| flow.bytes.get()).sum()
 }
 
 /// A replica that stands for all takes the time of all of them, where each has a link of its own and where they share.
@@ -152,7 +141,7 @@ fn one_replica_is_none() {
 #[test]
 fn times_and_bytes_are_those_of_the_closed_form() {
     let model = model("gpt2-xl");
-    let hardware = Arc::new(Hardware::from_toml("two", TWO).unwrap());
+    let hardware = two_gpus();
     let of = |replicas: usize| {
         let mesh = mesh([1, 1, replicas], Sharding::None);
         let setting = Setting::on(&model, &hardware, &workload(4 * replicas as u64), &mesh).unwrap();
@@ -161,7 +150,7 @@ fn times_and_bytes_are_those_of_the_closed_form() {
         let program = lower(&setting.context(), &placement).expect("it has a program");
         let dram = hardware.memory("dram0").unwrap();
         let held = needed(&footprint(&setting.context(), &placement), dram).as_f64();
-        (iteration_time(&program).unwrap().to_ms(), collected(&program, 0), held, setting)
+        (iteration_time(&program).unwrap().to_ms(), collected(&program, 0, |_| true), held, setting)
     };
     let ((one, none, single, setting), (two, moved, double, _)) = (of(1), of(2));
     let context = setting.context();

@@ -70,7 +70,7 @@ fn plan(what: &args::Plan, given: &Given, format: Format) -> Result<(), Failure>
     };
     let found = search(&request);
     bar.end();
-    let mut found = found.map_err(|error| with_group(error, (what, &request)))?;
+    let mut found = found.map_err(|error| with_group(error, &request))?;
     // The least memory is sought without teams.
     let on_mesh = !found.plan.context().mesh().is_single();
     let least = if on_mesh { Vec::new() } else { questions::least(&request, &found, watch.elapsed()) };
@@ -125,7 +125,7 @@ fn request(
     // Conditions are those of devices without teams, and so is the plan that is the largest.
     let is_open = solved.is_none() && pins.is_empty() && drive_for.is_none() && what.planner == PLANNER;
     let degrees = what.mesh.degrees();
-    if let (Some(group), Some(devices)) = (group(what), degrees.pipeline)
+    if let (Some(group), Some(devices)) = (pins.knob(Knob::Group), degrees.pipeline)
         && group < devices
     {
         return Err(Failure::Arguments(small_group(group, devices).into()));
@@ -155,12 +155,6 @@ fn request(
     })
 }
 
-/// The microbatches of a group, if they are asked for.
-fn group(what: &args::Plan) -> Option<u64> {
-    let pinned = what.pin.iter().find_map(|pin| pin.strip_prefix(Knob::Group.name())?.strip_prefix('=')?.parse().ok());
-    what.group.or(pinned)
-}
-
 /// The fault of groups with fewer microbatches than a pipeline has devices.
 fn small_group(group: u64, devices: u64) -> Diagnostic {
     let fault = Diagnostic::error(format!("groups of {group} microbatches leave some of {devices} GPUs without one"));
@@ -168,11 +162,11 @@ fn small_group(group: u64, devices: u64) -> Diagnostic {
 }
 
 /// The refusal of a search whose groups are smaller than the number of GPUs: pipelines of all GPUs are no plans.
-fn with_group(error: SearchError, (what, request): (&args::Plan, &Request)) -> SearchError {
+fn with_group(error: SearchError, request: &Request) -> SearchError {
     let longest = |mesh: &Mesh| mesh.leads().count() as u64;
     let gpus = request.machine.hardware().gpus().count() as u64;
     let devices = request.meshes.iter().map(|mesh| if mesh.is_single() { gpus } else { longest(mesh) }).max();
-    match (error, group(what).zip(devices)) {
+    match (error, request.pins.knob(Knob::Group).zip(devices)) {
         (SearchError::Infeasible(_), Some((group, devices))) if group < devices => {
             SearchError::Infeasible(small_group(group, devices))
         }

@@ -307,7 +307,7 @@ impl Pins {
     }
 
     /// The pinned value of a knob.
-    pub(crate) fn knob(&self, knob: Knob) -> Option<u64> {
+    pub fn knob(&self, knob: Knob) -> Option<u64> {
         self.knobs.get(&knob).copied()
     }
 

@@ -9,7 +9,7 @@ use spipe_base::{Seconds, readable::percent};
 use spipe_fit::{Run, Work};
 use std::collections::BTreeMap;
 
-/// What runs have in common that differ in their meshes alone.
+/// The properties that runs share whose meshes alone differ.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Case {
     /// The model.

@@ -244,8 +244,7 @@ impl Case<'_> {
     fn data_parallel_is_faster(&self) -> Option<Pitfall> {
         let (model, hardware, workload) =
             (self.explained.model(), self.explained.hardware(), self.explained.workload());
-        let gpus: Vec<&str> =
-            hardware.devices().iter().filter(|device| device.is_gpu()).map(|device| device.name.as_str()).collect();
+        let gpus: Vec<&str> = hardware.gpus().map(|gpu| hardware.devices()[gpu].name.as_str()).collect();
         let shared = gpus.len() > 1 && workload.mode == Mode::Train;
         let found = shared.then(|| data_parallel((model, hardware), &[workload]).ok()).flatten();
         let without = found.and_then(|found| Some(found.times.ok()?.iteration));

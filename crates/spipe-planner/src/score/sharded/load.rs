@@ -51,7 +51,7 @@ impl<'b, 'a> Busy<'b, 'a> {
     pub fn new(context: &'b Context<'a>, groups: ShardGroups, phased: bool) -> Self {
         let devices = groups.devices();
         let rounds = (context.workload().microbatches / devices.len().max(1) as u64) as f64;
-        let links = context.cost.shared_links(context.hardware, (devices, groups.size()));
+        let links = context.cost.shared_links(context.hardware, &groups);
         let shown = unlike(context, devices, &links);
         Self { context, groups, links, shown, rounds, phased, lanes: BTreeMap::new(), moved: [0.0; 4] }
     }
